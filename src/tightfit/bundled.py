@@ -217,7 +217,7 @@ SIZE = re.compile(r"-(\d+(\.\d+)?[bm]|tiny|mini|small|medium|base|large|huge|xl)
 
 
 def refusal_of(name: str) -> str:
-    """Why the model of that name or `model_type` can never be trained here; empty for any other."""
+    """The reason why the model of that name or `model_type` can never be trained here; empty for any other."""
     last = name.lower().rpartition("/")[2]
     return next((reason for family, reason in REFUSED.items() if re.match(rf"{family}\b", last)), "")
 

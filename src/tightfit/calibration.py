@@ -46,7 +46,7 @@ class Curve:
         return float(np.exp(np.interp(math.log(max(size, 1.0)), np.log(self.sizes), np.log(self.values))))
 
     def beyond(self, size: float) -> float:
-        """As `at`, but growing in proportion to the size past the last point: for times."""
+        """`at`, but growing in proportion to the size past the last point: for times."""
         return self.at(size) * max(size / self.sizes[-1], 1.0)
 
 

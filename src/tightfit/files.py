@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 WRITING = ".writing"
-"""How the names end of what is not yet whole; where a process was killed, it stays."""
+"""Suffix of the name of what is not yet whole; where a process was killed, it stays."""
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Missing = Literal["no-binding", "no-library", "no-driver", "mismatch", "no-permission", "failed"]
-"""Why NVML cannot be asked: the binding is not installed; the driver's library is not there; the driver is not loaded;
-library and loaded driver differ, as after an update without a restart; the devices may not be opened; anything else."""
+"""Reasons why NVML cannot be asked: the binding is not installed; the driver's library is not there; the driver is not
+loaded; library and loaded driver differ, as after an update without a restart; the devices may not be opened; anything
+else."""
 
 _MISSING: dict[str, Missing] = {
     "NVML_ERROR_LIBRARY_NOT_FOUND": "no-library",

@@ -53,7 +53,7 @@ def percent(share: float) -> str:
 
 
 def relative(base: float, other: float) -> str:
-    """How far a figure lies from another, as a share of that one, with its sign; `-` where that one is 0."""
+    """Difference of a figure from another, as a share of that one, with its sign; `-` where that one is 0."""
     if not base:
         return "-"
     value = 100 * (other - base) / base

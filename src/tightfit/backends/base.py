@@ -60,7 +60,7 @@ class PendingResult(Protocol):
 
 
 class GlobalBatchSource(Protocol):
-    """Where global batches come from: each is a pure function of its index. It must survive pickling to a worker
+    """Source of global batches: each is a pure function of its index. It must survive pickling to a worker
     process."""
 
     def __len__(self) -> int:

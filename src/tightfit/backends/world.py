@@ -25,7 +25,7 @@ class World(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of processes."""
 
     def all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
         """The sum of each number over the processes."""

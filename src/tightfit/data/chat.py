@@ -138,7 +138,7 @@ def turn_end(tokenizer: Tokenizer, rows: Iterable[Row]) -> int | None:
 
 
 def _turns(text: str, between: list[str], said: list[str], ending: str, origin: str) -> list[Span]:
-    """Where the assistant's turns lie in a rendered conversation. between: the template's text around them. said: the
+    """Spans of the assistant's turns in a rendered conversation. between: the template's text around them. said: the
     turns. ending: what the template ends a turn with."""
     spans: list[Span] = []
     place = len(between[0])

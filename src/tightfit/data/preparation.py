@@ -175,8 +175,8 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
 
 
 def unlearned(learned: TokenStream | None, limit: int | None) -> int:
-    """How many documents have no token that is learned; 0 where all tokens are. limit: positions of a document that
-    are seen."""
+    """The number of documents without a token that is learned; 0 where all tokens are. limit: positions of a
+    document that are seen."""
     if learned is None:
         return 0
     before = np.concatenate(([0], np.cumsum(learned.tokens, dtype=np.int64)))

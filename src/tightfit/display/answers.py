@@ -163,7 +163,7 @@ def _untraced(figure: UntracedMemory) -> str:
 
 
 def calibration(estimate: Estimate, device: Device) -> str:
-    """Where the times come from."""
+    """The source of the times."""
     if estimate.time.calibrated:
         return "Calibrated: by measurements of this machine."
     reason = next((note for note in estimate.notes if note.startswith(UNCALIBRATED)), UNCALIBRATED)
@@ -171,7 +171,7 @@ def calibration(estimate: Estimate, device: Device) -> str:
 
 
 def _numerics(candidates: Sequence[Candidate]) -> list[str]:
-    """Which candidates change numerics, by what does."""
+    """Candidates that change numerics, by what does."""
     ranks: dict[tuple[str, ...], list[str]] = {}
     for rank, candidate in enumerate(candidates, start=1):
         if candidate.changes_numerics:

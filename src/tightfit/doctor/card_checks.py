@@ -40,7 +40,7 @@ THROTTLES = {
     "power-brake": ("the power supply signals the card to slow down", "look at the power cables and whether the supply "
                     "has enough watts to spare"),
 }  # fmt: skip
-"""Of `cards.REASONS` those that cost speed: what happens, and what to do."""
+"""Those of `cards.REASONS` that cost speed: what happens, and what to do."""
 
 SLOT = 75
 CABLES = (

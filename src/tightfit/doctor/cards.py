@@ -124,7 +124,7 @@ def _nvlinks(nvml: Nvml, one: Any, other: Any) -> int:
 
 
 def _link_ends(nvml: Nvml, handle: Any) -> list[str]:
-    """Where each active NVLink of a card ends: the other card's PCI address, or `switch`."""
+    """The other end of each active NVLink of a card: the other card's PCI address, or `switch`."""
     switch = nvml.constant("NVML_NVLINK_DEVICE_TYPE_SWITCH", 2)
     ends = []
     for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", 18)):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Severity = Literal["ok", "info", "advice", "problem"]
-"""As it should be; worth knowing; costs speed or memory; stops training."""
+"""Severity: as it should be; worth knowing; costs speed or memory; stops training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,7 @@ def check_host(host: Host, say: FindingBuilder, readings: Readings) -> Iterator[
 
 
 def check_disk(disk: Disk, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
-    """Where runs are written."""
+    """The disk that runs are written to."""
     if disk.error is not None or disk.free is None:
         yield say("problem", "error", f"{disk.folder} cannot be written: {disk.error}",
                   "runs write checkpoints here: start tightfit in another folder, or set output_dir")

@@ -22,7 +22,7 @@ from tightfit.training.run_folder import folder_name
 AUTO = dict.fromkeys(CHOICES, "auto")
 """The changes that leave every choice to the plan."""
 HALVINGS = 4
-"""How often the global batch is halved: each time, a micro-batch that is tried."""
+"""Times that the global batch is halved: each time, a micro-batch that is tried."""
 FEATURE_OF = {"precision": "mixed precision", "checkpointing": "gradient checkpointing",
               "optimizer": "optimizer choice", "attention": "SDPA", "compile": "torch.compile"}  # fmt: skip
 """The guides' names of the slots; they have none for the loss."""

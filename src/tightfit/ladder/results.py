@@ -16,7 +16,7 @@ from tightfit.ladder.run import LadderRun
 from tightfit.ladder.rungs import Figures, Ladder, Rung, card_name
 
 TOLERANCES = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.05, "bf16-pure": 0.1}
-"""How far the losses of two loops may lie apart, in nats, step by step, and still be the same work."""
+"""Distance of two loops' losses, in nats, step by step, up to which they are the same work."""
 QUANTILES = {"least": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "most": 1.0}
 
 
@@ -110,7 +110,7 @@ def _same_as(first: dict[str, str], rung: Rung, measured: Measured | None) -> st
 
 
 def other_work(ours: Measured | None, theirs: Measured) -> str:
-    """Why a peer's row is not the same work as ours, by the losses of each step; empty where it is."""
+    """The reason why a peer's row is not the same work as ours, by the losses of each step; empty where it is."""
     if ours is None or not ours.losses or not theirs.losses:
         return ""
     if len(ours.losses) != len(theirs.losses):
@@ -215,7 +215,7 @@ class Spread(NamedTuple):
 
 
 def spreads(results: Iterable[RungResult]) -> list[Spread]:
-    """Of each peer; none of a peer that has no rung of the same work."""
+    """Comparison with each peer; none with one that has no rung of the same work."""
     same = [result for result in results if result.runner != OURS and not result.other_work]
     made = []
     for peer, ratio in product(dict.fromkeys(result.runner for result in same), ("speed", "memory")):

@@ -42,7 +42,7 @@ MACHINE_SECONDS = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class LadderOptions:
-    """How a ladder is to be run.
+    """Options of a ladder's run.
 
     overrides: `key=value` texts for every rung. runners: ours, and peers. warm_up, steps: of each rung. limit: seconds
     for one rung. gpu: a card to predict the full size for, besides this machine's own device at the scale that runs.
@@ -148,9 +148,9 @@ class LadderRun:
 
 
 ROUNDS = 3
-"""How often a rung is measured at most."""
+"""Times that a rung is measured at most."""
 FAR_OFF = 10.0
-"""How many times as fast, or as slow, as both its neighbours a rung is measured again."""
+"""Factor by which a rung is faster, or slower, than both its neighbours, from which on it is measured again."""
 
 
 def newest(rows: Sequence[AnyRow], key: str) -> AnyRow | None:

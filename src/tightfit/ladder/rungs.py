@@ -27,8 +27,8 @@ PLAIN: dict[str, Any] = {
 """A rung's fields without any technique: a slot's first variant, where nothing else is said."""
 
 Launch = Literal["single", "dp", "ddp", "ddp-no-p2p"]
-"""How a rung's processes start: one of its own; torch's DataParallel over two GPUs in one process; two processes under
-torchrun with DistributedDataParallel; the same with the direct link between the GPUs switched off."""
+"""Ways in which a rung's processes start: one of its own; torch's DataParallel over two GPUs in one process; two
+processes under torchrun with DistributedDataParallel; the same with the direct link between the GPUs switched off."""
 
 
 class Figures(NamedTuple):

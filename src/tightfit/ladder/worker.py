@@ -41,7 +41,7 @@ LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "tr
              *(library for peer in PEERS.values() for library in peer.libraries))  # fmt: skip
 """Libraries whose versions a figure may depend on."""
 GROWTH = (1.5, 2, 3, 4, 6, 8, 12, 16)
-"""How many times its batch a rung that grows is tried at."""
+"""Multiples of its batch at which a rung that grows is tried."""
 
 
 def main(asked: Path, outcomes: Path, parent: int) -> None:

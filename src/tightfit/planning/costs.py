@@ -209,7 +209,7 @@ class Estimate:
 
     @property
     def fit_rank(self) -> FitRank:
-        """How well it fits."""
+        """Rank by how well it fits."""
         if self.safe:
             spare = self.memory.capacity - self.memory.margin - self.memory.peak_reserved
             return FitRank.SAFE if spare >= 0 else FitRank.AFTER_RETRIES

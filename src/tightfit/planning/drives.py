@@ -22,7 +22,7 @@ class DriveBytes:
 
 
 def drive_bytes(recipe: Recipe, zero: Zero, parameters: int) -> DriveBytes:
-    """Of a resolved recipe. parameters: those that a machine's processes hold together."""
+    """Traffic of a resolved recipe with its drive. parameters: those that a machine's processes hold together."""
     states = 0.0 if recipe.optimizer == "auto" else recipe.optimizer.bytes_beside(None)
     micro = recipe.batch_size if recipe.micro_batch_size == "auto" else recipe.micro_batch_size
     passes = 2 * max(-(-recipe.batch_size // (micro * zero.process_count)), 1)
@@ -32,6 +32,6 @@ def drive_bytes(recipe: Recipe, zero: Zero, parameters: int) -> DriveBytes:
 
 
 def moves_of(recipe: Recipe, zero: Zero, held: int) -> DriveBytes:
-    """Of a resolved recipe whose machines hold so many bytes on a drive."""
+    """Traffic of a resolved recipe whose machines hold so many bytes on a drive."""
     of_one = drive_bytes(recipe, zero, 1).held
     return drive_bytes(recipe, zero, held // of_one)

@@ -11,7 +11,7 @@ from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
 MOST = 3
-"""As many ways out are named at once."""
+"""Number of ways out that are named at once."""
 
 
 @dataclass(frozen=True)

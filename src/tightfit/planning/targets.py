@@ -1,4 +1,4 @@
-"""Which device a plan is for: the machine's own, one of the catalogue, or a card of which only the memory is known."""
+"""The device of a plan: the machine's own, one of the catalogue, or a card of which only the memory is known."""
 
 from __future__ import annotations
 

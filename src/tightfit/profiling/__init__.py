@@ -7,9 +7,9 @@ from pathlib import Path
 FOLDER = "profile"
 REPORT, CHROME_TRACE, MEMORY_RECORD = "report.html", "trace.json.gz", "memory.pickle"
 XPLANE = Path("plugins/profile/step/local.xplane.pb")
-"""Where xprof and TensorBoard look for JAX's profile, in the profile's folder."""
+"""Folder of a profile in which xprof and TensorBoard look for JAX's."""
 AGAINST = "report-against-"
-"""How the names of reports that compare two runs begin."""
+"""Prefix of the names of reports that compare two runs."""
 
 
 def is_profile_file(name: str) -> bool:

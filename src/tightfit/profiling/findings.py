@@ -35,7 +35,7 @@ COPIES = frozenset({
     "narrow_copy", "as_strided_copy", "permute_copy", "transpose_copy", "_foreach_copy_", "_pin_memory",
 })  # fmt: skip
 COPY_KERNEL = "Memcpy"
-"""How CUDA's own copies begin, which belong to no op."""
+"""Prefixes of the names of CUDA's own copies, which belong to no op."""
 STACKING = "dynamic-update-slice"
 BLOCKS = "layers"
 """The scope of what every block of a compiled step makes: recomputing blocks frees nothing else."""

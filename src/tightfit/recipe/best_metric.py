@@ -16,7 +16,7 @@ FIELDS = ("metric_for_best_model", "load_best_model_at_end", "early_stopping_pat
 
 
 def reasons_against(metric: str, greater_is_better: bool) -> list[str]:
-    """Why a metric of TrainingArguments cannot be a recipe's, as sentences."""
+    """Reasons why a metric of TrainingArguments cannot be a recipe's, as sentences."""
     if metric not in METRICS:
         *others, last = METRICS
         return [f"metric_for_best_model: {metric!r} is of a compute_metrics, which a recipe does not have; write "

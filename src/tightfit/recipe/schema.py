@@ -77,7 +77,7 @@ class Recipe(BaseModel):
     ] = Inference()
     """With `mode: inference`, what is generated."""
     data: Annotated[Data, BeforeValidator(lambda v: {"source": v} if isinstance(v, str) else v)] = Data()
-    """Where the examples come from."""
+    """Source of the examples."""
     tokenizer: NameOrPath = "auto"
     """A Hugging Face id, a folder or a tokenizer.json; `train` trains a byte-level BPE on the data; auto takes the
     model's own where it has one and trains one otherwise."""
@@ -98,7 +98,7 @@ class Recipe(BaseModel):
     trainable: Annotated[Trainable, *slot_field("trainable")] = All()
     """Parts that are trained: all, lora, dora, or named layers."""
     base: Annotated[Base, *slot_field("base")] = AsIs()
-    """How weights that are not trained are held: as-is, bf16, int8, nf4."""
+    """Format of weights that are not trained: as-is, bf16, int8, nf4."""
     precision: Annotated[Precision | Auto, *slot_field("precision")] = "auto"
     """Number formats: fp32, tf32, fp16, bf16, bf16-pure, fp8."""
     loss: Annotated[Loss | Auto, *slot_field("loss")] = "auto"
@@ -115,17 +115,17 @@ class Recipe(BaseModel):
     compile: Annotated[Compile | Auto, *slot_field("compile")] = "auto"
     """torch.compile."""
     loading: Annotated[Loading, *slot_field("loading")] = Loading()
-    """How batches reach the device."""
+    """Loading of batches to the device."""
     offload: Annotated[Offload | Auto, *slot_field("offload")] = "auto"
     """Parts of a step that wait in the host's memory while the device does not need them."""
     update: Annotated[Update | Auto, *slot_field("update")] = "auto"
-    """When gradients are clipped, applied and dropped; `auto` hides the copies of offloaded optimizer states."""
+    """Time of clipping, applying and dropping gradients; `auto` hides the copies of offloaded optimizer states."""
     parallel: Annotated[Parallel, *slot_field("parallel")] = NoParallel()
     """More than one device: ddp, fsdp and zero with a process for each, dp with one for all of a machine's (jax)."""
     backend: Annotated[Backend, *slot_field("backend")] = Pytorch()
     """The framework that runs the step: pytorch, or jax with its own knobs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to run: auto takes the CUDA device where there is one."""
+    """Device to run on: auto takes the CUDA device where there is one."""
     allow_numerics: bool = False
     """Whether `auto` may pick what changes results, such as 8-bit states or products in fp8, because it is faster."""
     expandable_segments: bool | Auto = "auto"
@@ -139,7 +139,7 @@ class Recipe(BaseModel):
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False), NUMBER] = 3e-4
     """Peak learning rate."""
     lr_scheduler_type: Schedule = "cosine"
-    """How the learning rate falls after warm-up."""
+    """Schedule by which the learning rate falls after warm-up."""
     warmup_steps: StepsOrShare = 0
     """Steps over which the learning rate rises from 0; below 1, a share of all steps."""
     max_steps: Positive = 300
@@ -172,7 +172,7 @@ class Recipe(BaseModel):
     early_stopping_patience: Positive | None = None
     """End the run after so many evaluations in a row without a better one."""
     early_stopping_threshold: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = 0.0
-    """How much better an evaluation has to be to count as such for early stopping."""
+    """Improvement from which on an evaluation counts as better for early stopping."""
     output_dir: NameOrPath | None = None
     """The run's folder; by default `runs/<name>`."""
     resume: Literal["auto", "never"] = "auto"
@@ -182,13 +182,13 @@ class Recipe(BaseModel):
     less memory and changes results by rounding alone."""
     report_to: Annotated[tuple[str, ...], BeforeValidator(
         lambda v: (v,) if isinstance(v, str) else v, json_schema_input_type=tuple[str, ...] | str)] = ()
-    """Where metrics also go: tensorboard, wandb, and others that Accelerate knows."""
+    """Trackers that metrics also go to: tensorboard, wandb, and others that Accelerate knows."""
     profile_step: Positive | None = None
     """Profile this step, or a process's fourth if that is later, for `tightfit report`: not in the run's own speed."""
     sample_prompt: str | None = None
     """Text to continue at the end of a causal-lm run."""
     cache_dir: NameOrPath = "~/.cache/tightfit"
-    """Where trained tokenizers and tokenized data are kept."""
+    """Folder in which trained tokenizers and tokenized data are kept."""
     hugging_face: dict[str, Any] = Field(default_factory=dict)
     """Arguments of a Hugging Face Trainer that are no field here, such as `log_level`: kept for
     TrainingArguments, and without effect on training here."""

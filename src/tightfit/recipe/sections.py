@@ -45,7 +45,7 @@ BestMetric = Annotated[MetricName, BeforeValidator(_without_prefix)]
 
 
 class Data(BaseModel):
-    """Where the examples come from. A short string in a recipe stands for `{source: ...}`."""
+    """Source of the examples. A short string in a recipe stands for `{source: ...}`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -79,7 +79,7 @@ class Data(BaseModel):
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER] = 0.05
     """Share of the documents held out for evaluation, unless they are named."""
     eval_source: NameOrPath | None = None
-    """Where the examples of evaluation come from, instead of a share of the others: as `source`."""
+    """Source of the examples of evaluation, instead of a share of the others: as `source`."""
     eval_split: str | None = None
     """The Hugging Face dataset's split to evaluate on."""
 

@@ -74,7 +74,7 @@ def technique_to_yaml(value: Technique | str) -> str | dict[str, Any]:
 
 
 def slot_field(slot: str) -> tuple[BeforeValidator, PlainSerializer]:
-    """How a recipe's field of a slot is read and written."""
+    """Reading and writing of a recipe's field of a slot."""
     return BeforeValidator(lambda value: parse_technique(slot, value)), PlainSerializer(technique_to_yaml)
 
 

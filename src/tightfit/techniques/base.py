@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tightfit.recipe import Recipe
 
 Exactness = Literal["bitwise", "rounding", "changes"]
-"""How the technique leaves the gradients: the same bits, the same up to rounding, or changed by design."""
+"""Exactness of the gradients: the same bits, the same up to rounding, or changed by design."""
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Technique:
     name: ClassVar[str]
     """Value of that field; the slot's own name where it has one variant that needs none."""
     may_be_auto: ClassVar[bool] = True
-    """Of a slot: whether its field may say `auto`."""
+    """Whether a slot's field may say `auto`."""
     unserved: ClassVar[Mapping[str, str]] = {}
     """Of a slot: names that people look for and no variant has, each with the reason and what to write instead."""
     exact: ClassVar[Exactness] = "bitwise"

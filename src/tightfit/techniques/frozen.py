@@ -1,4 +1,4 @@
-"""How weights that are not trained are held: as the others, in 16 bits, or in 8 or 4 with scales by blocks."""
+"""Formats of weights that are not trained: as the others, in 16 bits, or in 8 or 4 with scales by blocks."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Seconds = Annotated[float, Field(ge=0, le=float(1 << 62))]
 """Bounds that hold of a trace that is read from a file."""
 FUSED_PREFIX = "fused "
-"""How the names of a compiled region's kernels begin."""
+"""Prefix of the names of a compiled region's kernels."""
 PAGEABLE = ".pageable"
-"""How the name ends of a copy to or from host memory that is not page-locked: the host waits for it."""
+"""Suffix of the name of a copy to or from host memory that is not page-locked: the host waits for it."""
 
 
 class Category(StrEnum):

@@ -33,7 +33,7 @@ BLOCK = 4096
 LONGEST_LINE = 64 << 20
 """Bytes of a line that is still read: a block has about a megabyte."""
 SAMPLED = "the trace is sampled"
-"""How a note begins that says what was left out."""
+"""Beginning of a note that says what was left out."""
 
 
 class _Header(BaseModel):

@@ -64,7 +64,7 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
 
 
 def folder_of(parent: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """The folder of a step's checkpoint."""
     return parent / f"step-{step:08d}"
 
 

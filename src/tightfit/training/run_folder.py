@@ -66,7 +66,7 @@ def _lock(path: Path, held: ExitStack) -> bool:
 
 
 def run_path(recipe: Recipe, name: str) -> Path:
-    """Where a run lies: the recipe's `output_dir`, or `runs/` and the name of the recipe or model."""
+    """The folder of a run: the recipe's `output_dir`, or `runs/` and the name of the recipe or model."""
     return Path(recipe.output_dir or Path("runs") / folder_name(name)).expanduser()
 
 

@@ -1,4 +1,4 @@
-"""How far a run has come, and sums of its steps."""
+"""Progress of a run, and sums of its steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DispatchedStep:
 
 @dataclass
 class TrainerState:
-    """How far a run has come. All but `step` and `tokens_seen`, which count from the run's beginning, is this
+    """Progress of a run. All but `step` and `tokens_seen`, which count from the run's beginning, is this
     process's; seconds count steps and waiting for data, while evaluation, saving, compiling and a profiled step are
     left out; so are that step's samples and tokens.
 

@@ -117,7 +117,7 @@ class Summary:
         return rows
 
     def _experts(self) -> str:
-        """How experts were computed, and how evenly tokens fell on them, in the last step."""
+        """Kernels of the experts, and how evenly tokens fell on them, in the last step."""
         own = " (each micro-batch's own)" if "balance_loss" in self.inexact else ""
         return "; ".join([
             *([", ".join(self.experts_functions)] if self.experts_functions else []),

@@ -96,7 +96,7 @@ class Trainer:
                     raise CheckpointError(f"{folder.path}: {one_line(error)}") from error
 
     def _train_recovering(self, session: Session, folder: RunFolder, began: float, world: World) -> Summary:
-        """As `_train`, and on with a recipe that takes less memory where the recipe's own is too much for the device.
+        """`_train`, and on with a recipe that takes less memory where the recipe's own is too much for the device.
         Raises OutOfMemory where nothing is left to change."""
         try:
             return self._train(session, folder, began, world)
@@ -108,7 +108,7 @@ class Trainer:
                         world, self.listener.message)
 
     def _open_together(self, folder: RunFolder, world: World) -> Session | Summary:
-        """As `_open`, by the first process for all of them."""
+        """`_open` by the first process for all of them."""
         here = list[Session]()
 
         def opened() -> Recipe | Summary:

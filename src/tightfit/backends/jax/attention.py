@@ -88,7 +88,7 @@ def dot_product_attention(
 
 
 def allowed_positions(batch: dict[str, jax.Array]) -> jax.Array | None:
-    """Which positions may see each other besides the model's own causality: those of one document, and real ones.
+    """Positions that may see each other besides the model's own causality: those of one document, and real ones.
 
     batch: arrays of a micro-batch, with `document_ids` (B, T) or `padding` (B, T) where there are any.
     """

@@ -75,7 +75,7 @@ def adafactor(technique: declared.Adafactor, build: Build) -> Build:
 
 
 def decays(params: Params) -> dict[str, bool]:
-    """Which parameters decay: no biases, no vectors."""
+    """Parameters that decay: no biases, no vectors."""
     return {name: array.ndim - is_stacked(name) >= 2 and not name.endswith(".bias") for name, array in params.items()}
 
 

@@ -1,4 +1,4 @@
-"""How each technique is applied in PyTorch: one explicit table, and what is absent with its reason."""
+"""Application of each technique in PyTorch: one explicit table, and what is absent with its reason."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class TensorGlobalBatch:
 
 
 def document_starts(document_ids: np.ndarray) -> np.ndarray:
-    """Where documents begin in the flattened rows: int32 (documents + 1,) for `document_ids` (B, T)."""
+    """Starts of documents in the flattened rows: int32 (documents + 1,) for `document_ids` (B, T)."""
     fresh = np.ones(document_ids.shape, dtype=bool)
     fresh[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
     return np.append(np.flatnonzero(fresh), document_ids.size).astype(np.int32)

@@ -21,7 +21,7 @@ TORCH = Path(torch.__file__).parent
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of libraries that are not Python's own."""
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
-"""Where exceptions come from that torch.compile raises of its own."""
+"""Modules of the exceptions that torch.compile raises of its own."""
 
 CPU_ALLOCATOR = "can't allocate memory"
 """Text of the CPU allocator's error; it raises a plain RuntimeError."""

@@ -30,7 +30,7 @@ LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
 def process_count(technique: ManyProcesses, device: Device) -> int:
-    """How many processes to start on this machine. Raises Refused where there is no telling."""
+    """The number of processes to start on this machine. Raises Refused where there is no telling."""
     if technique.processes != "auto":
         return technique.processes
     if device.kind != "cuda":

@@ -46,7 +46,7 @@ def full_tensor(tensor: Tensor | Scattered) -> Tensor:
 
 
 def shard_like(tensor: Tensor, values: Tensor) -> Tensor:
-    """Of values that every process has whole, the part that this one holds of `tensor`."""
+    """The part that this process holds of `tensor`, from values that every process has whole."""
     if not isinstance(tensor, DTensor):
         return values
     # Each cuts its own part out: no other process sends it.

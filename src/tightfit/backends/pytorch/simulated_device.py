@@ -30,7 +30,7 @@ def simulated_device(tensor: Any) -> Device | None:
 
 
 def simulated_cuda_device(tensor: Any) -> Device | None:
-    """As `simulated_device`, where the device is a CUDA device."""
+    """`simulated_device`, where it is a CUDA device; else None."""
     target = simulated_device(tensor)
     return target if target is not None and target.kind == "cuda" else None
 

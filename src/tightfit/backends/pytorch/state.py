@@ -54,7 +54,7 @@ def write_state(
     weights: Mapping[str, Tensor | Scattered], states: Mapping[str, Tensor | Scattered], meta: dict[str, Any],
     folder: Path, world: TensorWorld,
 ) -> dict[str, Any]:  # fmt: skip
-    """As `save_state`, of tensors by name. meta: the optimizer's other values."""
+    """`save_state` of tensors by name. meta: the optimizer's other values."""
     write = write_tensors if world.rank == 0 else _gather
     write(weights, folder / WEIGHTS)
     write(states, folder / OPTIMIZER)
@@ -132,7 +132,7 @@ def restore_streams(streams: Mapping[str, Tensor], meta: Mapping[str, Any], worl
 
 
 def random_state() -> tuple[dict[str, Tensor], Any]:
-    """Where the random streams stand: torch's as tensors, and Python's own."""
+    """State of the random streams: torch's as tensors, and Python's own."""
     streams = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         streams["cuda"] = torch.cuda.get_rng_state()

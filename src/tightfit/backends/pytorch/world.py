@@ -24,7 +24,7 @@ from tightfit.system import end_with
 T = TypeVar("T")
 
 CONNECT = timedelta(seconds=120)
-"""How long a process waits for the others to start."""
+"""Seconds that a process waits for the others to start."""
 SAID, LOST = 2, 3
 """Exit statuses of a process whose error was said, and of one that lost the others."""
 SPOKEN = "tightfit/spoken"

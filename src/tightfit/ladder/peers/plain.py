@@ -225,7 +225,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 
 def rounding_refused(recipe: Recipe, whose: str) -> str | None:
-    """Why none of somebody's optimizers rounds 16-bit weights as the recipe says; None where one does."""
+    """The reason why none of somebody's optimizers rounds 16-bit weights as the recipe says; None where one does."""
     assert recipe.precision != "auto"
     rounding = recipe.precision.weight_rounding
     able = ("nearest", "stochastic") if isinstance(recipe.optimizer, AdamW8bit | AdamW4bit) else ("nearest",)

@@ -131,7 +131,7 @@ def _micro(found: Evaluated) -> int:
 
 
 def _smaller_batch(question: Question, nearest: Evaluated) -> tuple[Change | None, str]:
-    """Of inference: the largest batch, halving, with which the nearest combination fits, and that as a sentence."""
+    """The largest batch of inference, halving, with which the nearest combination fits, and that as a sentence."""
     batches = [nearest.recipe.batch_size >> shift for shift in range(nearest.recipe.batch_size.bit_length())][:0:-1]
     found = question.largest(nearest.recipe, batches, ("batch_size", MICRO))
     if found is None:

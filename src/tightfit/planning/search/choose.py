@@ -157,7 +157,7 @@ def _probes(exploration: Exploration, choices: Sequence[Choice], with_margin: bo
 
 
 def _probe(exploration: Exploration, choice: Choice, with_margin: bool) -> Probe | None:
-    """Where to evaluate a combination next; None where it fits nowhere or is dominated."""
+    """The micro-batch at which to evaluate a combination next; None where it fits nowhere or is dominated."""
     if choice in exploration.refused or _dominated(exploration, choice):
         return None
     worst = FitRank.SAFE if with_margin else FitRank.TIGHT
@@ -214,7 +214,7 @@ def _try_simpler(exploration: Exploration) -> None:
 
 
 def _smallest_memory_first(exploration: Exploration) -> None:
-    """Where nothing is known to fit: evaluate what is likeliest to need least, until it is known."""
+    """Evaluate what is likeliest to need least, where nothing is known to fit, until it is known."""
     batch = exploration.space.share
     ends = dict.fromkeys([exploration.sizes[0], *[size for size in exploration.sizes if size == batch]])
     exploration.considered = exploration.space.choices

@@ -26,7 +26,7 @@ def evaluate_comparisons(exploration: Exploration) -> None:
 
 
 def usual_precision(exploration: Exploration, best: Pair) -> list[Choice]:
-    """Where a choice keeps numerics and has not the usual precision, the combinations that have it; else none."""
+    """Combinations of the usual precision, where a choice keeps numerics and has another; else none."""
     space = exploration.space
     if "precision" not in space.fields or exploration.device.kind == "cpu" or space.level(best[0]) != (0, 0):
         return []

@@ -19,7 +19,7 @@ from tightfit.text import more_or_less, percent, size
 SHOWN = 5
 """Candidates that fit and are shown, at most; as many that do not where none does."""
 LEAST_SHARE = 0.0005
-"""Of a speed: what is less is no difference."""
+"""Share of a speed below which there is no difference."""
 
 
 def ranked(exploration: Exploration) -> list[Evaluated]:
@@ -84,7 +84,7 @@ def nearest_in_usual_precision(exploration: Exploration, best: Pair) -> Pair | N
 
 
 def why(exploration: Exploration, best: Pair) -> list[str]:
-    """Why the choice is."""
+    """Reasons for the choice."""
     found, space = exploration.found[best], exploration.space
     sentences = [f"{_fastest(exploration, best)}."]
     if drive := found.estimate.memory.drive:
@@ -149,7 +149,7 @@ def _fastest(exploration: Exploration, best: Pair) -> str:
 
 
 def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
-    """Why nothing in the usual precision was chosen."""
+    """The reason why nothing in the usual precision was chosen."""
     precision = near.recipe.precision
     assert precision != "auto"
     copies = "autocast keeps 16-bit copies of the weights beside the weights themselves" if precision.autocast else (

@@ -112,7 +112,7 @@ class Exploration:
         return None
 
     def _plainest(self, pairs: Sequence[Pair]) -> Pair:
-        """Of one level the plainest of what is as fast as the fastest, and of those that none can tell apart the one
+        """The plainest of one level of what is as fast as the fastest, and of those that none can tell apart the one
         with the least memory; what needs no retries first."""
         rank = min(self.found[pair].fit_rank for pair in pairs)
         pairs = [pair for pair in pairs if self.found[pair].fit_rank == rank]

@@ -92,8 +92,8 @@ class CostModel:
 
     @classmethod
     def of(cls, points: Mapping[int, Evaluated], batch: int, like: CostModel | None) -> CostModel:
-        """Of what was evaluated, by micro-batch. like: a relative's, whose shares of what grows are taken where there
-        is but one point."""
+        """The growth of what was evaluated, by micro-batch. like: a relative's, whose shares of what grows are taken
+        where there is but one point."""
         low, high = min(points), max(points)
         one, two = points[low], points[high]
         first = one.passes_when_accumulating
@@ -124,7 +124,7 @@ class Forecast(NamedTuple):
 
 
 class Forecasts:
-    """Of every combination of a space, from `points`: what was evaluated, by combination and micro-batch."""
+    """Forecasts of every combination of a space, from `points`: what was evaluated, by combination and micro-batch."""
 
     def __init__(self, space: Space, points: Mapping[Choice, Mapping[int, Evaluated]]) -> None:
         self.space, self.batch = space, space.share

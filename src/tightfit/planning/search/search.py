@@ -55,14 +55,14 @@ TRACES, COMPILATIONS = 72, 16
 """Traces that a search makes at most, a compiled one counted as several; and the same where every prediction compiles
 a whole step."""
 KEPT_BACK = 8
-"""Of these, how many are kept for the answers."""
+"""The number of these that is kept for the answers."""
 
 
 def search_with(
     backend: Backend, recipe: Recipe, target: Target, *, module: Any = None, catalogue: Sequence[Device] = (),
     progress: Progress | None = None, for_run: bool = False,
 ) -> Plan:  # fmt: skip
-    """As `search`, by a backend's predictions, in several processes where that pays. module: the caller's own, instead
+    """`search` by a backend's predictions, in several processes where that pays. module: the caller's own, instead
     of what `recipe.model` names; it stays in this process."""
     tools = standard_tools(backend, target.calibration, module)
     pool = Pool(tools, recipe.backend.name, target.calibration) if module is None else nullcontext(None)

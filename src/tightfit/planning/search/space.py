@@ -178,7 +178,7 @@ class Space:
         return tuple(f"{technique.slot}={technique.name}" for technique in picked if technique.numerics_change)
 
     def least_memory(self, choices: Sequence[Choice]) -> Choice:
-        """Of combinations the one that is likeliest to need least memory."""
+        """The one of several combinations that is likeliest to need least memory."""
         return min(choices, key=lambda c: (self.bytes_per_parameter(c), self.activation_share(c), self.non_defaults(c)))
 
     @property

@@ -166,14 +166,14 @@ def notes(exploration: Exploration, best: Pair) -> list[str]:
 
 
 def nothing_resident(chosen: Recipe) -> str:
-    """That nothing fits with all of the model in the GPU's memory, as a sentence."""
+    """A sentence for a model of which nothing fits whole in the GPU's memory."""
     fields = choices_text(chosen, None, tuple(STREAMED))
     return (f"nothing fits with all of the model in the GPU's memory: with {fields}, part of it waits in the host's; "
             "write offload=none for what would help without")
 
 
 def experts_stay(plan: Plan, experts: ModelSize) -> list[str]:
-    """Why a mixture of experts' weights leave the GPU last, where anything waits in host memory."""
+    """The reason why a mixture of experts' weights leave the GPU last, where anything waits in host memory."""
     if plan.chosen is None or not plan.chosen.recipe.offloaded.uses_host:
         return []
     times = experts.parameters / experts.active_parameters
@@ -183,7 +183,7 @@ def experts_stay(plan: Plan, experts: ModelSize) -> list[str]:
 
 
 def keeps_all(exploration: Exploration) -> str:
-    """That a recipe pins all of the model to the GPU though it could be offloaded, as a sentence; empty elsewhere."""
+    """A sentence for a recipe that pins all of a model to the GPU though it could be offloaded; empty for others."""
     recipe, device = exploration.space.recipe, exploration.device
     settings = Host.search_settings(recipe, device) if recipe.mode == "train" and recipe.offload == NoOffload() else []
     possible = [one for one in settings if not recipe.model_copy(update={OFFLOAD: one}).refusals(device)]

@@ -53,5 +53,5 @@ def _rates(link: LinkRates, stream: Stream) -> CopyRates:
 
 
 def _stretch(times: float, share: float) -> float:
-    """How many times as long something takes that takes `times` as long for that share of the time."""
+    """The factor by which something takes longer that takes `times` as long for that share of the time."""
     return 1 + share * (max(times, 1.0) - 1)

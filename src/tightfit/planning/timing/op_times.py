@@ -47,7 +47,7 @@ FULL_CLOCK_SHARE = 0.85
 """Share of the peak that 16-bit products reach in their tiles at the boost clock: only where all multiprocessors are
 busy does a card's power limit what it sustains. No product of tf32 was recorded."""
 LESS_POWER = 1.1
-"""How much further a card's power carries without tensor cores."""
+"""Factor by which a card's power carries further without tensor cores."""
 FLASH_RATE, FLASH_SHARE = (1.42e3, 1.17e3), (1.0, 0.74)
 EFFICIENT_RATE = (0.55e3, 0.4e3)
 CUDNN_SHARE = {(8, 0): (0.6, 0.5), (9, 0): (0.7, 0.58), (10, 0): (0.66, 0.5)}
@@ -85,7 +85,7 @@ CLASS_START = {OpClass.CONTRACTION: 2.3e-6, OpClass.NORMALIZATION: 4e-6}
 """Seconds of a kernel's start and end, of some kinds more."""
 CPU_MATMUL_RATE, CPU_BANDWIDTH, CPU_BANDWIDTH_CORES = 50e9, 8e9, 4
 FUSED = (FUSED_PREFIX, "aten._foreach_", "aten._fused_ad", "aten._fused_sgd", "aten._amp_")
-"""How the names of a compiler's and of optimizers' kernels begin."""
+"""Prefixes of the names of a compiler's and of optimizers' kernels."""
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1,

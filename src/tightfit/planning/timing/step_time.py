@@ -107,7 +107,7 @@ def step_time(trace: Trace, recipe: Recipe, device: Device, calibration: Calibra
 def step_lanes(
     trace: Trace, recipe: Recipe, device: Device, calibration: Calibration | None = None
 ) -> tuple[Stretch, ...]:
-    """When the device computes and copies in that step; arguments as of `step_time`."""
+    """Times at which the device computes and copies in that step; arguments as of `step_time`."""
     main, calibration = _main(device), _own(calibration, device)
     segments = _segments(trace, recipe, _for_all(device, recipe), calibration)[0]
     return lanes(_together(segments, main, calibration), main)

@@ -64,8 +64,8 @@ class Elapsed:
 
 @dataclass
 class _Clocks:
-    """Where the host and every stream are, when the ops still queued end, and when those that others name ended; a log
-    of all that ran, where one is asked for."""
+    """Clocks of the host and of every stream, with the ends of ops still queued and of those that others name; a log of
+    all that ran, where one is asked for."""
 
     main: Stream
     at: dict[Stream, float] = field(default_factory=lambda: dict.fromkeys(Stream, 0.0))
@@ -110,7 +110,7 @@ class _Clocks:
 
 
 def lanes(segments: Sequence[Segment], main: Stream) -> tuple[Stretch, ...]:
-    """When each stream has work in the second of two steps, every block as often as it runs."""
+    """Times at which each stream has work in the second of two steps, every segment as often as it runs."""
     clocks, log = _Clocks(main), list[Stretch]()
     for _ in range(2):
         begun, log = clocks.at[main], []

@@ -39,12 +39,12 @@ class Work(StrEnum):
 CARD_ERROR = {"measured": 0.1, "few": 0.24, "assumed": 0.16}
 """By `Device.evidence`."""
 UNRECORDED = 0.32
-"""Of work that no recording tells of: as much as the worst that is recorded."""
+"""Error of work that no recording tells of: that of the worst that is recorded."""
 WORK_ERROR = {Work.TENSOR_CORES: 0.17, Work.PLAIN: 0.05, Work.ATTENTION: 0.08, Work.MEMORY: 0.32,
               Work.FUSED: UNRECORDED, Work.HOST: UNRECORDED, Work.TRANSFERS: UNRECORDED, Work.COMMUNICATION: UNRECORDED}
 CALIBRATED_ERROR = 0.11
-"""Of the work that a calibration measures on the card itself: all but compiled kernels. How far waiting for copies is
-off that it measured is recorded nowhere yet."""
+"""Error of the work that a calibration measures on the card itself: all but compiled kernels. That of waiting for
+copies which it measured is recorded nowhere yet."""
 NOT_CALIBRATED = (Work.FUSED, Work.TRANSFERS, Work.COMMUNICATION)
 PROCESSOR_ERROR = 0.32
 

@@ -78,7 +78,7 @@ def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
 
 
 def lanes_chart(lanes: Mapping[str, Lanes]) -> Any:
-    """When a step's lanes work, over its seconds: a row for each lane of each step, coloured by phase."""
+    """A chart of a step's lanes at work, over its seconds: a row for each lane of each step, coloured by phase."""
     figure = go.Figure()
     times, each = text.time_unit([max(s.end for found in lanes.values() for s in found.stretches)])
     rows = [f"{called}, {name}" for called in LANES.values() for name in lanes]

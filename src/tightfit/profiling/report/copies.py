@@ -50,7 +50,7 @@ def _union(stretches: Iterable[Stretch]) -> float:
 
 
 def without_lanes(profile: Profile) -> str:
-    """Why no lanes were measured; empty where they were."""
+    """The reason why no lanes were measured; empty where they were."""
     if "measured" in profile.lanes:
         return ""
     if profile.measured is None:

@@ -67,8 +67,8 @@ def parts_of(trace: Trace) -> list[tuple[Phase, int, int]]:
 
 
 def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, float]) -> list[Stretch]:
-    """Where each part of a step is drawn: each phase has its seconds, in equal shares. Without them a tick is a
-    nanosecond."""
+    """Places at which each part of a step is drawn: each phase has its seconds, in equal shares. Without them a tick
+    is a nanosecond."""
     counts = Counter(phase for phase, _, _ in parts)
     known = any(seconds.get(phase) for phase in PARTS)
     at, found = seconds.get(Phase.DATA, 0.0), []
@@ -117,7 +117,7 @@ def curve(trace: Trace, stretches: Sequence[Stretch], place: Place = Place.DEVIC
 
 
 def downsample(seconds: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Which points to draw: of each of BUCKETS equal stretches of time the highest, so that every peak survives."""
+    """Points to draw: of each of BUCKETS equal stretches of time the highest, so that every peak survives."""
     if len(seconds) <= BUCKETS:
         return np.arange(len(seconds))
     width = (float(seconds[-1] - seconds[0]) or 1.0) / BUCKETS

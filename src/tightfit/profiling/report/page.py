@@ -63,7 +63,7 @@ class View:
 
     @cached_property
     def host_curves(self) -> dict[str, MemoryCurve]:
-        """Of the host's memory that is offloaded to."""
+        """Curves of the host's memory that is offloaded to."""
         return curves(self.profile, Place.HOST)
 
     @cached_property

@@ -47,7 +47,7 @@ def without_a_mode(func: Any, args: tuple[Any, ...], made_by: str, alone: tuple[
 
 @functools.cache
 def counts_of_a_gradient() -> tuple[int, int]:
-    """How often a gradient that only autograd holds, and its memory, are referred to as a mode is handed it.
+    """Reference counts of a gradient that only autograd holds, and of its memory, as a mode is handed it.
 
     Tried, for it hangs on how torch calls a mode. (-1, -1), which nothing has, in a torch that does not say.
     """

@@ -44,7 +44,7 @@ class TrackedMemory:
         return None if found is None else found[1]
 
     def of(self, tensor: Any) -> Allocation | None:
-        """As `find`, the allocation itself."""
+        """The allocation itself, as `find` finds it."""
         index = self.find(tensor)
         return None if index is None else self.allocations[index]
 

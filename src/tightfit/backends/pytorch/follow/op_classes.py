@@ -1,4 +1,4 @@
-"""Which class an op belongs to, by its name: which of the device's limits binds it.
+"""The class of an op, by its name: the one of the device's limits that binds it.
 
 Contractions are the ops with a FLOP formula. Normalization is whatever reduces: softmax, norms, losses, sums.
 Element-wise are the ops that torch tags as pointwise, multi-tensor and fused optimizer ops, dropout and backward ops

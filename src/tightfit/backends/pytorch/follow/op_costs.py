@@ -256,7 +256,7 @@ def _gathered_from_all(args: Arguments, kwargs: dict[str, Any], result: Any) -> 
 
 
 def _reduced_to_parts(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
-    """As much: a part of the sum into the first argument, of the second."""
+    """Bytes sent and received: the second argument's sum, but for the part that goes into the first."""
     size = _all(args[1:2]) - _all(args[:1])
     return size, size
 

@@ -64,8 +64,8 @@ def _grouped(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) ->
 
 
 def _convolution_backward(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> int:
-    """As much as forward for each of the two gradients asked for, the input's and the weight's, also of a convolution
-    in groups, for which torch's formula counts every pair of channels."""
+    """FLOPs of a backward op: as many as forward for each of the two gradients asked for, the input's and the
+    weight's, also of a convolution in groups, for which torch's formula counts every pair of channels."""
     places = args[1] if argument(func, args, kwargs, "transposed") else args[0]
     wanted = sum(map(bool, argument(func, args, kwargs, "output_mask")[:2]))
     return 2 * int(places.numel()) * int(prod(args[2].shape[1:])) * wanted

@@ -16,9 +16,9 @@ from tightfit.trace import Op, OpClass, Phase, Place, Stream
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 """Namespaces of torch's collectives."""
 GATHERS = ("c10d._allgather_base_", "fsdp.all_gather_copy_in")
-"""How the names begin of what gathers weights, and of what takes a process's own parts to where they are gathered."""
+"""Prefixes of the names of what gathers weights, and of what takes a process's own parts to where they are gathered."""
 COPIES_OUT = "fsdp.split_with_sizes_copy"
-"""How the name begins of what takes gathered weights apart, in the stream of what computes with them."""
+"""Prefix of the name of what takes gathered weights apart, in the stream of what computes with them."""
 
 
 class OpStreams(TransferWatch):

@@ -21,7 +21,7 @@ COMPILED = "compiled code"
 OUTSIDE = "outside of ops"
 """Memory that no dispatched op asks for, such as copies of the random generator's state."""
 REGION = "## Call CompiledFxGraph"
-"""How Inductor marks a call of what it compiled."""
+"""Mark of Inductor on a call of what it compiled."""
 KERNELS = {"triton_poi": OpClass.ELEMENTWISE, "triton_red": OpClass.NORMALIZATION, "triton_per": OpClass.NORMALIZATION,
            "triton_tem": OpClass.CONTRACTION, "triton_mm": OpClass.CONTRACTION, "Memcpy": OpClass.MOVEMENT,
            "Memset": OpClass.MOVEMENT}
@@ -64,7 +64,7 @@ def measured_trace(marks: Marks, profile: Events, kind: str) -> Trace:
 
 
 def measured_lanes(marks: Marks, profile: Events) -> tuple[Stretch, ...]:
-    """When the device computed and copied in that step; none on a processor, which has no kernels."""
+    """Times at which the device computed and copied in that step; none on a processor, which has no kernels."""
     start, phase_at = _start(profile), _finder(profile.phases)
     return joined(
         Stretch(next((stream for kind, stream in MEMCPY.items() if name.startswith(kind)), Stream.COMPUTE),
@@ -176,7 +176,7 @@ def _class_of(kernel: str) -> OpClass:
 
 
 def _finder(stretches: dict[int, tuple[int, int]]) -> Callable[[int], int | None]:
-    """Which of some stretches, which do not overlap, a moment lies in."""
+    """The one of some stretches, which do not overlap, that a moment lies in."""
     ordered = sorted((begin, end, number) for number, (begin, end) in stretches.items())
     begins = [begin for begin, _, _ in ordered]
 

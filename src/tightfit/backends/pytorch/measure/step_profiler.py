@@ -186,7 +186,7 @@ def _export(profiler: Any, path: Path) -> None:
 
 
 class _Clock:
-    """When each phase of a step begins, on the device's own clock. On CUDA the device is not waited for in between."""
+    """Beginning of each phase of a step, on the device's own clock. On CUDA the device is not waited for in between."""
 
     def __init__(self, cuda: bool) -> None:
         self._cuda = cuda

@@ -119,8 +119,8 @@ class _Form(NamedTuple):
 
 
 def _product(args: Arguments, result: Any) -> int:
-    """Of `mm` and `addmm`, in the formats that oneDNN computes in on this processor; the rest is MKL's, whose buffers
-    are its own."""
+    """Scratch of `mm` and `addmm`, in the formats that oneDNN computes in on this processor; the rest is MKL's, whose
+    buffers are its own."""
     left, right = [a for a in args if isinstance(a, Tensor)][-2:]
     (rows, inner), columns = left.shape, right.shape[1]
     largest = max(rows * inner, inner * columns, rows * columns)
@@ -137,7 +137,7 @@ def _by_onednn(dtype: torch.dtype) -> bool:
 
 
 def _convolution(args: Arguments, result: Any) -> int:
-    """Of `convolution` and `convolution_backward`."""
+    """Scratch of `convolution` and `convolution_backward`."""
     if isinstance(result, Tensor):
         func, batched = torch.ops.aten.convolution.default, 1
     else:
@@ -156,7 +156,7 @@ def _convolution(args: Arguments, result: Any) -> int:
 
 
 def _dequantized(args: Arguments, result: Any) -> int:
-    """Of one piece of a weight: others follow in the same memory."""
+    """Scratch of one piece of a weight: others follow in the same memory."""
     from tightfit.backends.pytorch.techniques.adapters.quantization import BLOCK, DEQUANTIZE, PIECE  # who quantizes
 
     *parts, shape, dtype, again = args

@@ -18,7 +18,7 @@ MISSING = object()
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
 
 Form = tuple[str, Any]
-"""How a result is made: `same` as the argument of that place, `new` or a `view` of an argument, with its metadata; a
+"""Making of a result: `same` as the argument of that place, `new` or a `view` of an argument, with its metadata; a
 `value` that is no tensor."""
 
 Kept = tuple[type | None, tuple[Form | None, ...]]

@@ -1,1 +1,1 @@
-"""How each technique is applied: a file or a package for each slot."""
+"""Application of techniques: a file or a package for each slot."""

@@ -74,7 +74,7 @@ def _with_tf32(build: Build, allowed: bool) -> Build:
 
 @contextmanager
 def fp32_products(tf32: bool) -> Iterator[None]:
-    """How CUDA's fp32 matrix products, convolutions and recurrent layers compute while this is entered.
+    """Precision of CUDA's fp32 matrix products, convolutions and recurrent layers while this is entered.
 
     torch keeps older, process-wide flags next to a setting for each operator, and reading a flag raises where the two
     disagree, as Inductor does when it tunes: so both are set, and both put back.

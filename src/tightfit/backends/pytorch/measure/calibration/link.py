@@ -20,9 +20,9 @@ from tightfit.calibration import CopyRates, LinkRates
 from tightfit.trace import COPIES, Stream
 
 COPIED_BYTES = 1 << 28
-"""Of one copy: about those of a large model's block."""
+"""Bytes of one copy: about those of a large model's block."""
 SIDE = 8192
-"""Of the square matrices that are multiplied beside copies."""
+"""Rows of the square matrices that are multiplied beside copies."""
 ROUND, ROUNDS = 0.1, 3
 """Seconds of a round, at least one piece of work; and rounds, of which the fastest counts."""
 ATTEMPTS = 5

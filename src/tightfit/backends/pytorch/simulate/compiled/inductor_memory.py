@@ -1,4 +1,4 @@
-"""When the code that Inductor would generate allocates and frees. Private to torch, as all of `inductor_schedule` is.
+"""Allocations and frees of the code that Inductor would generate. Private to torch, as all of `inductor_schedule` is.
 
 The wrapper around the kernels is planned by Inductor itself, reuse of freed buffers included. What generating the
 kernels would decide on top is decided here by Inductor's own rules: which results are written over an argument, and

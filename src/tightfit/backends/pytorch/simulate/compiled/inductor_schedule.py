@@ -27,11 +27,11 @@ from tightfit.backends.pytorch.simulate.compiled.region_schedule import Output, 
 from tightfit.trace import FUSED_PREFIX, Op, OpClass, Phase
 
 Traffic = dict[str, tuple[Any, Any]]
-"""Of each buffer that a kernel touches, by name: its layout, and elements touched."""
+"""Buffers that a kernel touches, by name: each one's layout, and elements touched."""
 
 THRESHOLDS = ("realize_opcount_threshold", "realize_acc_reads_threshold")
-"""How long a chain of element-wise ops may grow before its result is written to memory: apart by device where torch
-has a default of that name for GPUs."""
+"""Length to which a chain of element-wise ops may grow before its result is written to memory: apart by device where
+torch has a default of that name for GPUs."""
 
 SEARCHES = {
     "max_autotune": False, "max_autotune_gemm": False, "max_autotune_pointwise": False, "benchmark_fusion": False,
@@ -136,7 +136,7 @@ def _read_kernel(graph: Any, node: BaseSchedulerNode, scratch: Scratch) -> tuple
 
 
 def _bytes(traffic: Traffic) -> int:
-    """Of what is touched, no more than each buffer has."""
+    """Elements touched, no more than each buffer has."""
     return sum(min(int(touched), math.prod(_numbers(layout.size))) * layout.dtype.itemsize
                for layout, touched in traffic.values())
 

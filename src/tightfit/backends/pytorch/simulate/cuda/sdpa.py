@@ -1,4 +1,4 @@
-"""Which kernel scaled_dot_product_attention takes on a CUDA device, as a function of the device and the call.
+"""The kernel that scaled_dot_product_attention takes on a CUDA device, as a function of the device and the call.
 
 The rules are those of PyTorch 2.11 to 2.13, for dense tensors (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
 and sdp_utils_cpp.h, which ships with torch); a rule that differs between these says since when. They are those of the
@@ -110,7 +110,7 @@ def priority(device: Device) -> tuple[Kernel, ...]:
 
 
 def obstacles(kernel: Kernel, call: Call, device: Device, version: Version) -> list[str]:
-    """Why `kernel` cannot serve `call` on `device`; empty where it can."""
+    """The reason why `kernel` cannot serve `call` on `device`; empty where it can."""
     if kernel == "math":
         return []
     shared = _shared_obstacles(call)

@@ -1,4 +1,4 @@
-"""Which attention function a model calls, which masks it is given, and which SDPA kernels may run."""
+"""The attention function that a model calls, the masks it is given, and the SDPA kernels that may run."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ RESTART = "write data.packing=false"
 
 
 def attention_style(model: nn.Module) -> Style:
-    """How the model computes attention.
+    """The model's way of computing attention.
 
     functions: by the functions registered with transformers; every layer's pattern (causal, sliding window) reaches
         them, so that a typed mask says the rest.
@@ -194,7 +194,7 @@ def position_arguments(model: nn.Module) -> Callable[[TensorBatch], dict[str, Te
 
 
 def packing_obstacle(model: nn.Module, way: Way) -> str | None:
-    """Why the model cannot keep packed documents apart, as the rest of a sentence about it."""
+    """The reason why the model cannot keep packed documents apart, as the rest of a sentence about it."""
     for name, module in model.named_modules():
         wide = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
         if wide or TOKEN_MIXER.search(type(module).__name__):

@@ -65,7 +65,7 @@ def _takes_masks() -> bool:
 
 
 def packed_way(query: Tensor, value: Tensor, starts: Tensor, dropout: float, position_bias: Tensor | None) -> PackedWay:
-    """How SDPA keeps packed documents apart. starts: as in `attention_masks`.
+    """The way in which SDPA keeps packed documents apart. starts: as in `attention_masks`.
 
     rows: nothing to do: no document crosses rows, and here each fills its own.
     varlen: the variable-length flash kernel, on CUDA in half precision without dropout.

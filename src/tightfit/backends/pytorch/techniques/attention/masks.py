@@ -1,4 +1,4 @@
-"""Which positions may see each other: the masks our attention functions read, and how they are made.
+"""Masks that our attention functions read: the positions that may see each other.
 
 A mask is typed by what it is, so that no attention function has to look at its values:
 

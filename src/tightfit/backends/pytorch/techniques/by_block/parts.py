@@ -43,7 +43,7 @@ class Parts:
         return range(len(self.blocks), len(self.modules))
 
     def first(self, share: float, *, embeddings: bool) -> frozenset[int]:
-        """That share of the blocks, the first ones, whose gradients come last. embeddings: their parts as well."""
+        """A share of the blocks: the first ones, whose gradients come last. embeddings: their parts as well."""
         return frozenset((*range(round(share * len(self.blocks))), *(self.end_modules if embeddings else ())))
 
     def _add_end(self, module: object, in_blocks: set[nn.Parameter]) -> int | None:

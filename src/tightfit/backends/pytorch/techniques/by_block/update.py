@@ -183,7 +183,7 @@ class UpdateByBlock(ScaledUpdate):
         self._offloaded.close(self._build.model)
 
     def flush_between_steps(self) -> None:
-        """As `flush`; nothing while a part is in use, whose place another would take."""
+        """`flush`; nothing while a part is in use, whose place another would take."""
         if not self._calls.in_use:
             self.flush()
 

@@ -84,7 +84,7 @@ def _liger_chunk(hidden: Tensor, weight: Tensor) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class LogitChange:
-    """How a model's logits follow from its head's product: cap * tanh(factor * (product + bias) / cap) + added.
+    """Logits of a model from its head's product: cap * tanh(factor * (product + bias) / cap) + added.
 
     factor: of hidden states and bias. cap: None for no softcap. added: a buffer (1, vocabulary) such as BART's.
     vocabulary: the rows of the head that count; those behind it only pad.
@@ -113,7 +113,7 @@ def find_head(build: Build) -> nn.Linear:
 
 
 def read_change(build: Build, head: nn.Linear) -> LogitChange:
-    """How the model's configuration says that logits follow."""
+    """Logits as the model's configuration describes them."""
     config = text_config(getattr(build.model, "config", None))
 
     def number(name: str) -> float | None:

@@ -145,5 +145,5 @@ class _Chunks:
             self._of_weight.add_(gradient @ hidden)
 
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """Of hidden states, weight and bias."""
+        """Gradients of hidden states, weight and bias."""
         return self._of_hidden, self._of_weight, self._of_bias

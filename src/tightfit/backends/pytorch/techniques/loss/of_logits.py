@@ -65,7 +65,7 @@ class Loss(Protocol):
         """Input of the loss, one row for each label: logits, or hidden states. Raises ModelError."""
 
     def classes(self, build: Build, outputs: Tensor) -> int:
-        """How many classes a label may name."""
+        """The number of classes that a label may name."""
 
     def total(self, outputs: Tensor, labels: Tensor, tally: Tally | None = None) -> Tensor:
         """The summed cross-entropy of the labels that count, a scalar. tally: counts what is predicted."""
