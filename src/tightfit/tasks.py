@@ -31,7 +31,7 @@ class MicroBatch:
     labels: int64, (B, T) aligned with the logits, or (B,) for classification; `IGNORE` where nothing counts.
     mask: which positions may see each other, besides the model's own causality: every one (`none`), only real ones
         (`padded`, see `padding`), or only those of the same document (`packed`, see `document_ids`).
-    padding: (B, T) bool, True on real tokens, which come first in a row; only with mask `padded`.
+    padding: (B, T) bool, True on real tokens, which come first in a row; None where all are real.
     document_ids: (B, T) int32, equal within a document, rising along a row; only with mask `packed`.
     """
 
@@ -44,6 +44,11 @@ class MicroBatch:
     @property
     def samples(self) -> int:
         return int(self.labels.shape[0])
+
+    @property
+    def padding_mask(self) -> Array | None:
+        """`padding`, where attention has to be kept from it."""
+        return self.padding if self.mask == "padded" else None
 
 
 @dataclass(frozen=True, kw_only=True)

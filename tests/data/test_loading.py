@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +101,14 @@ def test_nothing_padded_needs_no_mask(tmp_path: Path) -> None:
     assert (batch.mask, batch.padding) == ("none", None)
 
 
+def test_where_nothing_looks_back_at_padding_it_is_known_and_needs_no_mask(tmp_path: Path) -> None:
+    loader = GlobalBatchLoader(replace(numbered(6), causal=True), recipe(tmp_path, batch_size=6, micro_batch_size=6))
+    (batch,) = loader.global_batch(0).micro_batches
+    assert (batch.mask, batch.padding_mask) == ("none", None)
+    assert batch.padding is not None
+    assert batch.padding.sum() == 16
+
+
 def test_a_global_batch_depends_on_its_index_alone(tmp_path: Path) -> None:
     settings = recipe(tmp_path, task="masked-lm", data=str(write_texts(tmp_path / "a.jsonl")))
     samples = prepare(settings, FACTS).train
@@ -175,3 +183,7 @@ def test_parts_of_a_global_batch_make_it_up_and_have_as_many_micro_batches(tmp_p
             counted = [int(row[0]) for part in parts for micro in part.micro_batches
                        for row, label in zip(micro.inputs["input_ids"], micro.labels, strict=True) if label != IGNORE]
             assert counted == shown([one])
+            for micro in (micro for part in parts for micro in part.micro_batches if (micro.labels == IGNORE).all()):
+                assert micro.padding is not None
+                assert not micro.padding.any()
+                assert micro.mask == "none"

@@ -88,7 +88,7 @@ def test_unpacked_causal_rows(tmp_path: Path) -> None:
     prepared = prepare(settings, FACTS)
     batch, tokens = prepared.train.batch(np.arange(len(prepared.train)), 0)
     assert prepared.tokenizer is not None
-    assert (batch.mask, batch.padding) == ("none", None)
+    assert (batch.mask, batch.padding_mask) == ("none", None)
     ids, labels = batch.inputs["input_ids"], batch.labels
     assert ids.shape[1] == 24  # seq_len 16, rounded up
     lengths = []

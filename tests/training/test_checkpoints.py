@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.helpers import FACTS, recipe, texts, write_jsonl
+from tightfit.data import GlobalBatchLoader, prepare
 from tightfit.errors import CheckpointError
 from tightfit.training import checkpoints
 
@@ -82,3 +84,17 @@ def test_only_the_newest_are_kept(tmp_path):
     (tmp_path / ".writing-step-00000101").mkdir()
     checkpoints.prune(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000100"]
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "seq2seq"])
+def test_rows_padded_to_other_lengths_are_the_same_data(tmp_path, task):
+    rows = [{"text": text, "target": target} for text, target in zip(texts(20), texts(20, seed=1), strict=True)]
+    found = []
+    for start in (0, 1):
+        source = str(write_jsonl(tmp_path / f"{start}.jsonl", rows[start:]))
+        values = recipe(tmp_path, task=task, data={"source": source, "packing": False}, batch_size=6)
+        samples = prepare(values, FACTS).train
+        loaders = [GlobalBatchLoader(samples, values.override(micro_batch_size=size)) for size in (1, 2, 5, 6)]
+        found.append({tuple(checkpoints.data_signature(loader)) for loader in loaders})
+    assert [len(signatures) for signatures in found] == [1, 1]
+    assert found[0] != found[1]

@@ -102,6 +102,19 @@ def test_processes_without_a_sample_take_part(run, tmp_path, parallel):
     assert_same(tmp_path / "1", tmp_path / "3")
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_process_without_a_sample_sends_no_token_to_an_expert(run, tmp_path, parallel):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "moe_intermediate_size": 32, "intermediate_size": 64,
+             "head_dim": 8}  # fmt: skip
+    run = {**run, "model": "moe-tiny", "model_overrides": sizes, "data": {"source": "dummy", "samples": 5},
+           "batch_size": 2, "micro_batch_size": 1, "router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.1,
+           "max_steps": 3}  # fmt: skip
+    for size in (1, 3):
+        train_in(size, {**run, "output_dir": str(tmp_path / str(size))}, parallel)
+    for name in ("loss", "grad_norm", "balance_loss", "router_z_loss", "expert_load"):
+        assert recorded(tmp_path / "3", name) == pytest.approx(recorded(tmp_path / "1", name), rel=1e-5)
+
+
 @each_kind
 def test_a_run_goes_on_with_another_number_of_processes(run, tmp_path, parallel):
     train_in(1, {**run, "output_dir": str(tmp_path / "one")})

@@ -110,7 +110,7 @@ def make_global_batch(
     """The samples `chosen` as one global batch; its last micro-batch may be smaller.
 
     part: this process's number and how many share the samples, each a run of them, of equal lengths up to one. All
-    parts have as many micro-batches, for processes exchange something in each: one without labels that count makes up
+    parts have as many micro-batches, for processes exchange something in each: one of padding alone makes up
     for a part's lack.
     """
     rank, of = part
@@ -125,8 +125,16 @@ def make_global_batch(
     counted = global_batch_of(tuple(batches), origin)
     if len(batches) < passes:
         batch, _ = samples.batch(chosen[:1], epoch)
-        batches.append(replace(batch, labels=np.full_like(batch.labels, IGNORE)))
+        batches.append(_as_padding(batch))
     return replace(counted, micro_batches=tuple(batches), tokens=tokens)
+
+
+def _as_padding(batch: MicroBatch) -> MicroBatch:
+    """The micro-batch with nothing in it that counts."""
+    ids = batch.inputs.get("input_ids")
+    mask = "none" if batch.mask == "padded" else batch.mask  # a token that may see none would have no numbers
+    return replace(batch, labels=np.full_like(batch.labels, IGNORE), mask=mask,
+                   padding=None if ids is None else np.zeros(ids.shape, bool))
 
 
 def _numbers(samples: Samples, chosen: Array) -> str:

@@ -12,7 +12,7 @@ from tightfit.data.readers import LEARNED, TARGET, TEXT
 from tightfit.data.tokenized import Part, TokenStream
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
-from tightfit.tasks import IGNORE, Array, MicroBatch, get_task
+from tightfit.tasks import IGNORE, Array, MaskKind, MicroBatch, get_task
 
 PADDED_WITH_ZERO = frozenset({"token_type_ids"})
 """Inputs whose padding is 0; other inputs of ids are padded with the model's padding token."""
@@ -85,9 +85,10 @@ class Padded:
         lengths = np.array([len(r.inputs["input_ids"]) for r in rows])
         padding = np.arange(inputs["input_ids"].shape[1]) < lengths[:, None]
         tokens = int(lengths.sum())
-        if self.causal or padding.all():
+        if padding.all():
             return MicroBatch(inputs=inputs, labels=labels), tokens
-        return MicroBatch(inputs=inputs, labels=labels, mask="padded", padding=padding), tokens
+        mask: MaskKind = "none" if self.causal else "padded"
+        return MicroBatch(inputs=inputs, labels=labels, mask=mask, padding=padding), tokens
 
     def _pad(self, rows: Sequence[Array], value: int) -> Array:
         longest = max(len(row) for row in rows)

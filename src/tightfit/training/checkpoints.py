@@ -131,8 +131,8 @@ def data_signature(source: GlobalBatchSource) -> list[int]:
 
     for batch in source.global_batch(0).micro_batches:
         for name, array in batch.inputs.items():
-            if batch.padding is None or array.shape == batch.padding.shape:  # others are of the labels' length
-                add(name, array if batch.padding is None else array[batch.padding])
+            real = batch.labels != IGNORE if name == "decoder_input_ids" else batch.padding
+            add(name, array if real is None or real.shape != array.shape else array[real])
         add("labels", batch.labels[batch.labels != IGNORE])
     return [len(source), *values.values()]
 

@@ -68,7 +68,8 @@ def _arrays(batch: MicroBatch) -> dict[str, Array]:
         raise ModelError(f"model: the models of backend: jax read input_ids alone, and the data also has "
                          f"{', '.join(sorted(unknown))}; leave it out, or write backend=pytorch")
     found = {**batch.inputs, "labels": batch.labels}
-    found |= {name: array for name in ("document_ids", "padding") if (array := getattr(batch, name)) is not None}
+    hidden = {"document_ids": batch.document_ids, "padding": batch.padding_mask}
+    found |= {name: array for name, array in hidden.items() if array is not None}
     return {name: array.astype(array_dtype(name)) for name, array in found.items()}
 
 

@@ -29,6 +29,11 @@ class TensorBatch:
     document_ids: Tensor | None = None
     document_starts: Tensor | None = None
 
+    @property
+    def padding_mask(self) -> Tensor | None:
+        """`padding`, where attention has to be kept from it."""
+        return self.padding if self.mask == "padded" else None
+
     def map(self, change: Callable[[Tensor], Tensor]) -> TensorBatch:
         """The same batch with `change` applied to every tensor."""
         changed: dict[str, Any] = tree_map_only(Tensor, change, vars(self))

@@ -125,8 +125,8 @@ def training_data(recipe: Recipe) -> GlobalBatchLoader:
 def model_arguments(batch: TensorBatch, weights: torch.dtype) -> dict[str, Tensor]:
     """A micro-batch as models take it, without its labels; images in the format of the weights."""
     arguments = {name: t.to(weights) if t.is_floating_point() else t for name, t in batch.inputs.items()}
-    if batch.padding is not None:
-        arguments["attention_mask"] = batch.padding.long()
+    if batch.padding_mask is not None:
+        arguments["attention_mask"] = batch.padding_mask.long()
     return arguments
 
 

@@ -115,7 +115,7 @@ def _typed(batch: TensorBatch) -> dict[str, Any]:
 
 
 def _padding(batch: TensorBatch) -> dict[str, Any]:
-    return {} if batch.padding is None else {"attention_mask": batch.padding.long()}
+    return {} if batch.padding_mask is None else {"attention_mask": batch.padding_mask.long()}
 
 
 def _own(model: nn.Module, causal: bool, batch: TensorBatch) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def block_arguments(model: nn.Module, causal: bool) -> Arguments:
         return near_blocks(length, True, None, device)
 
     def blocks(batch: TensorBatch) -> dict[str, Any]:
-        ids = batch.document_ids if batch.mask == "packed" else batch.padding
+        ids = batch.document_ids if batch.mask == "packed" else batch.padding_mask
         if ids is None or (batch.mask == "padded" and causal):
             device = batch.labels.device
             return {"attention_mask": causality(batch.labels.shape[1], device) if shared else plain_mask(device)}

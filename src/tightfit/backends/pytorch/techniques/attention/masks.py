@@ -46,8 +46,8 @@ def typed_mask(batch: TensorBatch) -> Tensor:
     """The micro-batch's mask in the form that every one of our attention functions reads."""
     if batch.document_starts is not None:
         return batch.document_starts.view(1, 1, 1, -1)
-    if batch.padding is not None:
-        return batch.padding[:, None, None, :]
+    if batch.padding_mask is not None:
+        return batch.padding_mask[:, None, None, :]
     return plain_mask(batch.labels.device)
 
 
