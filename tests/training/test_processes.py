@@ -369,5 +369,6 @@ def test_a_world_is_asked_for(run, monkeypatch):
     with pytest.raises(Refused, match=r"2 processes were started, and parallel=none trains in one; write parallel=ddp"):
         Trainer(recipe=run).train()
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(SaidElsewhere):
-        Trainer(recipe=run).train()
+    for parallel in ("none", {"name": "ddp", "processes": 4}):
+        with pytest.raises(SaidElsewhere):
+            Trainer(recipe={**run, "parallel": parallel}).train()

@@ -20,9 +20,9 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import SAID, joined, not_started
-from tightfit.backends.world import ALONE, World, launched_process
+from tightfit.backends.world import ALONE, LaunchedProcess, World, launched_process
 from tightfit.devices import Device
-from tightfit.errors import Refused, SaidElsewhere
+from tightfit.errors import Refused, SaidElsewhere, TightfitError
 from tightfit.recipe import Recipe
 from tightfit.system import host_memory
 from tightfit.techniques.parallel import ManyProcesses
@@ -56,15 +56,14 @@ class PytorchBackend:
         parallel, place = recipe.parallel, launched_process()
         if not isinstance(parallel, ManyProcesses):
             if place is not None and place.size > 1 and "WORLD_SIZE" in os.environ:  # srun starts other things as well
-                text = (f"parallel: {place.size} processes were started, and parallel={parallel.name} trains in one; "
-                        "write parallel=ddp, parallel=fsdp or parallel=zero, or start one")
-                raise SaidElsewhere(text, SAID) if place.local_rank else Refused(text)
+                raise _refused(place, f"parallel: {place.size} processes were started, and parallel={parallel.name} "
+                                      "trains in one; write parallel=ddp, parallel=fsdp or parallel=zero, or start one")
             return nullcontext(ALONE)
         if place is None:
             raise not_started(parallel.name)
         if parallel.processes not in ("auto", place.size):
-            raise Refused(f"parallel.processes: {parallel.processes}, and {place.size} were started; write "
-                          f"parallel.processes={place.size}, or leave it out")
+            raise _refused(place, f"parallel.processes: {parallel.processes}, and {place.size} were started; write "
+                                  f"parallel.processes={place.size}, or leave it out")
         return joined(place, self.device(recipe).kind, parallel.timeout)
 
     def limit_memory(self, recipe: Recipe, memory_bytes: int) -> Device:
@@ -128,3 +127,8 @@ class PytorchBackend:
         from tightfit.backends.pytorch.simulate.untraced import untraced
 
         return untraced(recipe, device, trace)
+
+
+def _refused(place: LaunchedProcess, text: str) -> TightfitError:
+    """The error of all of a launcher's processes, which the first of this machine's says."""
+    return SaidElsewhere(text, SAID) if place.local_rank else Refused(text)

@@ -22,7 +22,10 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.system import KILLED, STOPPING, cores
 from tightfit.techniques.parallel import ManyProcesses
+from tightfit.text import counted
 
+PROCESSES_A_CORE = 4
+"""Processes that a processor's core runs in turns, at most: more wait so long for each other that they get lost."""
 STOPPED = 128
 """Exit statuses above it are of a process that a signal stopped, after it had saved."""
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
@@ -30,13 +33,18 @@ LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
 def process_count(technique: ManyProcesses, device: Device) -> int:
-    """The number of processes to start on this machine. Raises Refused where there is no telling."""
-    if technique.processes != "auto":
-        return technique.processes
-    if device.kind != "cuda":
+    """The number of processes to start on this machine. Raises Refused where there is no telling, and for more than it
+    can run."""
+    cuda, wanted = device.kind == "cuda", technique.processes
+    most = torch.cuda.device_count() if cuda else PROCESSES_A_CORE * cores()
+    if wanted == "auto" and not cuda:
         raise Refused("parallel.processes: on a processor nothing says how many processes are meant; write "
                       "parallel.processes=2")
-    return torch.cuda.device_count()
+    if wanted != "auto" and wanted > most:
+        there = counted(most, "GPU") if cuda else counted(cores(), "processor core")
+        raise Refused(f"parallel.processes: {wanted:,} are more than this machine can run, for it has {there}; write "
+                      f"parallel.processes={most} or less")
+    return most if wanted == "auto" else wanted
 
 
 def launch(module: Sequence[str], processes: int) -> int:
