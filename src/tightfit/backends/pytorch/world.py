@@ -193,5 +193,6 @@ def lost_process_guard() -> Iterator[None]:
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or "/gloo/" in str(error)):
             raise
-        raise LostProcess("parallel: another process of this run ended, or did not answer within parallel.timeout "
-                          f"({one_line(error)}); the same command goes on from the newest checkpoint") from None
+        why = "" if "/gloo/" in str(error) else f" ({one_line(error)})"  # gloo's names lines of its own source
+        raise LostProcess("parallel: another process of this run ended, or did not answer within parallel.timeout"
+                          f"{why}; the same command goes on from the newest checkpoint") from None
