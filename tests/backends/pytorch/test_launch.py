@@ -1,4 +1,4 @@
-"""How many processes a machine starts."""
+"""The number of processes that a machine starts."""
 
 from __future__ import annotations
 
