@@ -39,6 +39,7 @@ from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space
 from tightfit.planning.search.streamed import TRACES as STREAMED_TRACES
 from tightfit.planning.search.streamed import (
+    enough_host_memory,
     experts_stay,
     plan_streamed,
     streams_as_asked,
@@ -135,8 +136,9 @@ def search(
     streamed = plan_streamed(recipe, device, plan, plan_of) if open_to_it else None
     exploration.progress = after(counted.traces - exploration.budget.made, progress)
     plan = streamed or plan or resident()
-    if exploration.best() is None and not choice_alone and (way_out := adapters(exploration)):
-        plan = replace(plan, answers=replace(plan.answers, adapters=way_out))
+    if exploration.best() is None and not choice_alone:
+        offload = plan.answers.offload or ("" if streamed else enough_host_memory(counted.tried, device))
+        plan = replace(plan, answers=replace(plan.answers, adapters=adapters(exploration), offload=offload))
     return replace(counted.into(plan), asked=asked)
 
 

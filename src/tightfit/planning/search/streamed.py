@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,12 @@ from tightfit.planning.costs import FitRank
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair
 from tightfit.planning.search.host_shares import KINDS, OFFLOAD
-from tightfit.planning.search.space import Space, micro_batch_sizes
+from tightfit.planning.search.space import Choice, Level, Space, micro_batch_sizes
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import default_for_slot
 from tightfit.techniques.offload import STREAMED, Host, NoOffload
+from tightfit.text import size
 
 OFFLOADED: Mapping[str, Any] = {**dict.fromkeys(KINDS, "auto"), "name": "host"}
 """Blocks in host memory, with shares that the search decides."""
@@ -26,8 +27,6 @@ REFINED: tuple[dict[str, Any], ...] = (
     {"compile": "per-block"}, {"compile": "per-block", "checkpointing": {"name": "selective", "keep": "attention"}},
 )
 """The values tried then, of the fields that are open."""
-HELD_KINDS = KINDS[:-1]
-"""Kinds of memory that a smaller micro-batch takes as much of."""
 MOST_TOKENS = 1 << 17
 """Tokens of a micro-batch, at most: larger ones are no faster, and their losses come in many chunks."""
 TRACES = 24
@@ -73,54 +72,84 @@ def plan_streamed(
 
 
 def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe], Plan]) -> Plan | None:
-    """The first plan with a choice, with numerics as they usually are where something fits so."""
-    recipe = with_least_memory(recipe)
+    """The first plan with a choice, with numerics as they usually are where something fits so, else with the mildest
+    change that serves with the margin free: of each level the one that needs least memory."""
+    recipe, lacks_host = with_least_memory(recipe), False
+
+    def tried(other: Recipe) -> Plan:
+        nonlocal lacks_host
+        plan = plan_of(other)
+        lacks_host |= plan.candidates[0].estimate.memory.host_missing > 0
+        return plan
+
     if recipe.mode != "train":
         return None
     open_slots = [slot for slot in NUMERICS if getattr(recipe, slot) == "auto"]
     usual = {slot: default_for_slot(recipe, device, slot) for slot in open_slots}
-    plan = _largest_that_fits(recipe.model_copy(update=usual), device, plan_of)
-    if plan is not None or not open_slots:
+    plan = _largest_that_fits(recipe.model_copy(update=usual), device, tried)
+    if not open_slots or (plan is not None and _is_safe(plan)):
         return plan
     space = Space(recipe.override(offload="none"), device)
-    least = space.recipe_for(space.least_memory(space.choices), 1)
-    thriftiest = recipe.model_copy(update={slot: getattr(least, slot) for slot in open_slots})
-    if _largest_that_fits(thriftiest, device, plan_of) is None:  # then none of those between does
-        return None
-    return _largest_that_fits(recipe, device, plan_of)
+    by_level: dict[Level, list[Choice]] = {}
+    for choice in space.choices:
+        by_level.setdefault(space.level(choice), []).append(choice)
+    precision = usual.get("precision", recipe.precision)
+    for level in sorted(by_level):
+        least = space.recipe_for(space.least_memory(by_level[level]), 1)
+        if least.precision == precision and not lacks_host:
+            continue  # what differs waits in host memory
+        precision, changed = least.precision, {slot: getattr(least, slot) for slot in open_slots}
+        found = _largest_that_fits(recipe.model_copy(update=changed), device, tried)
+        if found is not None and _is_safe(found):
+            return found
+        plan = plan or found
+    return plan
 
 
 def _largest_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe], Plan]) -> Plan | None:
     """The plan of the largest micro-batch with which a choice fits; with the embeddings in host memory as well where
     none does."""
     sizes = micro_batch_sizes(recipe.batch_size) if recipe.micro_batch_size == "auto" else [recipe.micro_batch_size]
-    sizes = [size for size in sizes if size * recipe.seq_len <= MOST_TOKENS] or sizes[:1]
+    sizes = [micro for micro in sizes if micro * recipe.seq_len <= MOST_TOKENS] or sizes[:1]
     offloads = [OFFLOADED, {**OFFLOADED, "embeddings": True}] if recipe.offload == "auto" else [recipe.offload]
     first: Plan | None = None
     most: float = sizes[-1]
     for offload in offloads:
-        for size in reversed(sizes):
-            if size > most:
+        peaks: list[tuple[int, int]] = []
+        for micro in reversed(sizes):
+            if micro > most:
                 continue
-            pinned = recipe.override(**{OFFLOAD: offload, MICRO: size})
+            pinned = recipe.override(**{OFFLOAD: offload, MICRO: micro})
             if pinned.refusals(device):
                 return first
             found = plan_of(pinned)
             if first is not None:
                 return better(first, found)
-            memory, tried = found.candidates[0].estimate.memory, size
+            memory, tried = found.candidates[0].estimate.memory, micro
             if found.chosen is not None:
-                if found.chosen.estimate.fit_rank is FitRank.SAFE:
+                if _is_safe(found):
                     return found
-                first, most = found, size / 2  # a smaller micro-batch may leave room
+                first, most = found, micro / 2  # a smaller micro-batch may leave room
             elif memory.host_missing > memory.host_by_category.get("activations", 0):
                 return first  # which neither a smaller micro-batch nor embeddings there mend
-            elif sum(memory.by_category.get(kind, 0) for kind in HELD_KINDS) > memory.capacity:
-                break  # which no smaller micro-batch mends
             else:
-                most = max(size * min(memory.capacity / max(memory.peak_reserved, 1), 1.0), sizes[0])
+                peaks.append((micro, memory.peak_allocated))
+                most = _most_that_may_fit(peaks, memory.capacity)
         most = tried
     return first
+
+
+def _is_safe(plan: Plan) -> bool:
+    return plan.chosen is not None and plan.chosen.estimate.fit_rank is FitRank.SAFE
+
+
+def _most_that_may_fit(peaks: Sequence[tuple[int, int]], capacity: int) -> float:
+    """The largest micro-batch that may fit, from peaks of those that do not, the last two: a peak is the largest of
+    several sums that grow with the micro-batch, so that a line through two lies below it left of them."""
+    (larger, above), (smaller, below) = peaks[-2:] if len(peaks) > 1 else (peaks[0], (0, 0))
+    if above <= below:
+        return 0.0
+    return smaller + (capacity - below) * (larger - smaller) / (above - below)
 
 
 def with_least_memory(recipe: Recipe) -> Recipe:
@@ -170,6 +199,19 @@ def nothing_resident(chosen: Recipe) -> str:
     fields = choices_text(chosen, None, tuple(STREAMED))
     return (f"nothing fits with all of the model in the GPU's memory: with {fields}, part of it waits in the host's; "
             "write offload=none for what would help without")
+
+
+def enough_host_memory(tried: Sequence[Plan], device: Device) -> str:
+    """The least memory of the host with which a streamed plan would fit that lacks nothing else, as a sentence; empty
+    where there is none."""
+    nearest = [plan.candidates[0] for plan in tried if plan.chosen is None]
+    short = [found for found in nearest if found.estimate.memory.host_missing and not found.estimate.memory.missing]
+    if not short:
+        return ""
+    least = min(short, key=lambda found: found.estimate.memory.host_needed)
+    fields = choices_text(least.recipe, None, (*NUMERICS, *STREAMED))
+    return (f"{size(least.estimate.memory.host_needed)} of host memory would do, of which {device.name}'s machine has "
+            f"{size(device.host_bytes)}: with {fields}, it fits.")
 
 
 def experts_stay(plan: Plan, experts: ModelSize) -> list[str]:
