@@ -84,6 +84,40 @@ def test_gradients_of_several_uses_are_summed_in_another_order(model, changes):
         torch.testing.assert_close(others[name], weight, rtol=0, atol=1e-5)
 
 
+class Late(Model):
+    """Its last block learns once it is told."""
+
+    learns = False
+
+    def through(self, x):
+        for layer in self.layers[:3]:
+            x = layer(x)
+        if self.learns:
+            return self.layers[3](x)
+        with torch.no_grad():
+            shift = self.layers[3](x)
+        return x + shift
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_a_checkpoint_without_the_states_of_some_weights_is_gone_on_from(changes, steps, tmp_path):
+    found = []
+    for fields in {}, changes:
+        first, second, third = (step_of(Late, **fields) for _ in range(3))
+        for number in range(steps):
+            first(batch(number), 1e-2)
+        second.load(tmp_path, first.save(tmp_path))
+        second.build.model.learns = True
+        results = [second(batch(number), 1e-2).read() for number in range(2, 5)]
+        third.load(tmp_path, second.save(tmp_path))
+        third.build.model.learns = True
+        found.append((results, third(batch(5), 1e-2).read(), state(third)))
+
+    assert found[0][:2] == found[1][:2]
+    assert equal(found[0][2], found[1][2])
+
+
 @pytest.mark.parametrize("fields", [IN_BACKWARD, {**IN_BACKWARD, "offload": "none"}, HOST], ids=str)
 def test_the_last_update_that_fails_leaves_no_other_error(fields, monkeypatch):
     step = step_of(Model, **fields)
