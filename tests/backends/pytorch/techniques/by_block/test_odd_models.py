@@ -18,7 +18,9 @@ from tests.backends.pytorch.techniques.by_block.test_own_models import (
     step_of,
     taken,
 )
+from tightfit.backends.pytorch.techniques.by_block.streamed_tensors import StreamedTensors
 from tightfit.errors import OutOfMemory
+from tightfit.trace import Category
 
 CHANGES = {"host": HOST, "sweeps": SWEEPS, "everything": EVERYTHING}
 IN_BACKWARD = {**HOST, "update": "in-backward", "max_grad_norm": 0}
@@ -134,3 +136,50 @@ def test_the_last_update_that_fails_leaves_no_other_error(fields, monkeypatch):
         step(batch(1), 1e-2)
     step.close()
     assert all(weight.isfinite().all() for weight in state(step).values())
+
+
+@pytest.mark.parametrize("category", [Category.OPTIMIZER, Category.GRADIENTS, Category.WEIGHTS])
+@pytest.mark.parametrize("part", [1, 2])
+def test_no_room_for_the_next_part_lets_go_of_this_one(category, part, monkeypatch):
+    step = step_of(Model, **HOST)
+    for number in range(2):
+        step(batch(number), 1e-2)
+    enter, left = StreamedTensors.fetch, [1]
+
+    def fetch(self, number, next_part=None):
+        enter(self, number, next_part)
+        if self._category is category and number == part and left:
+            left.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    monkeypatch.setattr(StreamedTensors, "fetch", fetch)
+    with pytest.raises(OutOfMemory):
+        step(batch(2), 1e-2)
+
+    assert step.intact
+    assert equal(state(step), taken(Model, 2)[1])
+
+
+class Fewer(Model):
+    fewer = False
+
+    def through(self, x):
+        for layer in self.layers[:1] if self.fewer else self.layers:
+            x = layer(x)
+        return x
+
+
+def test_updates_that_wait_find_room_where_a_later_sweep_failed():
+    step, passes = step_of(Fewer, **SWEEPS), [0, 0, 1]
+    for number in range(2):
+        step(batch(number), 1e-2)
+
+    def fail(*_):
+        if passes.pop(0):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    step.build.model.fewer = True
+    step.build.model.layers[0].register_full_backward_pre_hook(fail)
+    with pytest.raises(OutOfMemory):
+        step(batch(2), 1e-2)
+    assert equal(state(step), taken(Model, 2)[1])

@@ -97,14 +97,17 @@ class OffloadedState:
         """Learn nothing from the gradients."""
         self._resident.clear()
 
-    def abandon_gradients(self) -> None:
-        """Forget the gradients of a step that failed, wherever they lie."""
-        self.drop_gradients()
-        self._summed.clear()
+    def release_gradients(self) -> None:
+        """No part's gradients are on the device any more, where a step failed: updates that wait need their places."""
         for part, parameters in enumerate(self.parts.parameters):
             self._gradients.release(part)
             for parameter in parameters:
                 parameter.grad = None
+
+    def abandon_gradients(self) -> None:
+        """Forget the gradients of a step that failed, wherever they lie."""
+        self.drop_gradients()
+        self._summed.clear()
         self.finish_updates()
 
     @contextmanager
@@ -113,12 +116,12 @@ class OffloadedState:
         self._optimizer = optimizer
         parameters = self.parts.parameters[part]
         resident = self._resident.pop(part, None)
-        if resident is None:
-            self._gradients.fetch(part, next_part)
-        else:  # they never left, and what an earlier step offloaded is of no use
-            for parameter, gradient in zip(parameters, resident, strict=True):
-                parameter.grad = gradient
         try:
+            if resident is None:
+                self._gradients.fetch(part, next_part)
+            else:  # they never left, and what an earlier step offloaded is of no use
+                for parameter, gradient in zip(parameters, resident, strict=True):
+                    parameter.grad = gradient
             self._states.fetch(part, next_part)
             yield
             self._weights.write_back(part)

@@ -169,6 +169,7 @@ class UpdateByBlock(ScaledUpdate):
         self._norms.clear()
         self._finite.clear()
         self.forget_scaling()
+        self._offloaded.release_gradients()
         self._update_all()  # what waits is an earlier step's
         self._offloaded.abandon_gradients()
 
