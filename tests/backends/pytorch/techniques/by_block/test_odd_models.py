@@ -183,3 +183,18 @@ def test_updates_that_wait_find_room_where_a_later_sweep_failed():
     with pytest.raises(OutOfMemory):
         step(batch(2), 1e-2)
     assert equal(state(step), taken(Model, 2)[1])
+
+
+@pytest.mark.parametrize("fields", [HOST, {"update": "with-forward"}], ids=["host", "loop"])
+def test_a_step_whose_own_update_failed_is_not_taken_again_upon_it(fields, monkeypatch):
+    step = step_of(Model, **fields)
+    step(batch(0), 1e-2)
+
+    def clip(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    step.update.flush()
+    monkeypatch.setattr("tightfit.backends.pytorch.techniques.by_block.update.clip_grads_with_norm_", clip)
+    with pytest.raises(OutOfMemory):
+        step(batch(1), 1e-2)
+    assert not step.intact
