@@ -111,6 +111,14 @@ def test_too_few_open_files_are_said(place):
     assert_one_line(done.stderr, ["too many files are open", "ulimit -n 1024"])
 
 
+def test_an_interrupt_within_pydantic_is_an_interrupt(place, run, monkeypatch):
+    def interrupted(value):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tightfit.recipe.yaml.RootModel", interrupted)  # while it writes the recipe
+    assert run("train", place / "mine.yaml")[::2] == (130, "tightfit: interrupted\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_says_so(place, number):
     heard = ("import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # not what is inherited

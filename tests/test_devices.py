@@ -14,6 +14,7 @@ from tightfit.devices import (
     catalogue,
     device_of_memory,
     find_device,
+    parse_host_memory,
     parse_memory,
     reported_memory,
     with_memory,
@@ -126,6 +127,11 @@ def test_names_of_several_cards_and_of_none_are_refused(written: str, message: s
 ])
 def test_memory_is_read_as_people_write_it(text: str, size: float):
     assert parse_memory(text) == pytest.approx(size * MIB, abs=1)
+
+
+def test_a_machines_memory_may_be_terabytes():
+    assert [parse_host_memory(text) for text in ("1.5TB", "64gb", "62.5GiB", "512 MiB")] == [
+        1536 * GIB, 64 * GIB, 62.5 * GIB, 512 * MIB]
 
 
 @pytest.mark.parametrize("text", ["24", "24G", "24000MB", "lots", "", "-4GB", "1e3GB", "0GB", "٣GB", "9" * 400 + "GB"])

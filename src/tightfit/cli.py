@@ -286,11 +286,11 @@ def schema() -> None:
 def main() -> None:
     """Run the command line. Exit status: 0 done, 1 done with the answer no (doctor found a fault, no rung came to
     figures, one of several processes ended), 2 something to change, said in one line, 128 + n after signal n."""
-    from tightfit.errors import TightfitError, ending
+    from tightfit.errors import ending
 
     try:
         app(standalone_mode=True)
-    except (TightfitError, OSError, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as error:
         said, status = ending(error)
         if said:
             typer.echo(f"tightfit: {said}", err=True)

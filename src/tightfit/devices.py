@@ -159,12 +159,12 @@ def parse_memory(text: str) -> int:
 
 
 def parse_host_memory(text: str) -> int:
-    """Bytes of a machine's memory from `64GB`, `62.5GiB` or `512MiB`; modules are sold in GiB and called GB. Raises
-    RecipeError for anything else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(gb|gib|mib)\s*", text, re.IGNORECASE | re.ASCII)
+    """Bytes of a machine's memory from `64GB`, `2TB`, `62.5GiB` or `512MiB`; modules are sold in GiB and called GB.
+    Raises RecipeError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(tb|gb|gib|mib)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None or not float(match[1]):
         raise RecipeError(f"host-memory: {text!r} is not a size of memory; write 64GB, or what is free as 55.5GiB")
-    return round(float(match[1]) * (MIB if match[2].lower() == "mib" else GIB))
+    return round(float(match[1]) * {"mib": MIB, "tb": 1024 * GIB}.get(match[2].lower(), GIB))
 
 
 def reported_memory(nominal: int) -> int:

@@ -42,9 +42,16 @@ def test_the_half_precision_is_the_devices_own(device: Device, half: list[str]) 
 def test_blocks_in_host_memory_are_followed_by_the_rest() -> None:
     more = [saving.text for saving in savings(Recipe(offload="host"), AMPERE)]
     assert more == ["offload.activations=1", "offload.activations=1 offload.embeddings=true"]
-    states = Recipe.from_dict({"offload": {"name": "host", "weights": 0, "gradients": 0}})
-    assert [str(saving) for saving in savings(states, AMPERE)] == [
-        "offload.activations=1 (what blocks keep for the backward pass waits in host memory as well)"]
+    states = {"offload": {"name": "host", "weights": 0, "gradients": 0}}
+    kept = "offload.activations=1 (what blocks keep for the backward pass waits in host memory as well)"
+    looped = savings(Recipe.from_dict({**states, "accumulation": "loop"}), AMPERE)
+    assert [str(saving) for saving in looped] == [kept]
+    some = {"offload": {"name": "host", "weights": 0.3, "gradients": 0.3, "activations": 1}}
+    for recipe, first in (states, [kept]), (some, []):
+        said = [str(saving) for saving in savings(Recipe.from_dict(recipe), AMPERE)]
+        assert said[:-1] == [*first, "offload.weights=1 offload.gradients=1 (all blocks' weights, gradients and "
+                                     "optimizer states wait in host memory)"]
+        assert "offload.embeddings=true (embedding and head" in said[-1]
 
 
 def test_states_are_told_by_their_bytes() -> None:

@@ -140,13 +140,14 @@ class Host(Offload):
 
     @property
     def thriftier_knobs(self) -> list[tuple[dict[str, Any], str]]:
-        shares, more = self.shares, []
-        if shares.activations < 1:
-            more.append(({"activations": 1}, "what blocks keep for the backward pass waits in host memory as well"))
-        if shares.weights == 1 and not shares.embeddings:
-            kept = more[0][0] if more else {}
-            more.append(({**kept, "embeddings": True}, "embedding and head wait in host memory as well"))
-        return more
+        shares, of_blocks = self.shares, ("weights", "gradients", "optimizer")
+        kept: dict[str, Any] = {"activations": 1} if shares.activations < 1 else {}
+        blocks = {name: 1 for name in of_blocks if getattr(shares, name) < 1}
+        ends = {} if shares.embeddings else {**kept, **blocks, "embeddings": True}
+        more = ((kept, "what blocks keep for the backward pass waits in host memory as well"),
+                (blocks, "all blocks' weights, gradients and optimizer states wait in host memory"),
+                (ends, "embedding and head wait in host memory as well"))
+        return [(knobs, why) for knobs, why in more if knobs]
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         held = 0.0 if recipe.precision == "auto" else recipe.precision.weight_bytes

@@ -58,6 +58,8 @@ class Step:
         self._loss: Tensor | None = None
         self._denominator = 1.0
         self._stepped, self._reporting = 0, False
+        update = build.recipe.update
+        self._deferred = update != "auto" and update.deferred  # updates within a step's passes are an earlier one's
         self._compiled_before = compile_seconds()
         build.model.train()
         if build.torch_device.type == "cuda":
@@ -82,8 +84,7 @@ class Step:
     @property
     def intact(self) -> bool:
         begun, ended = self.update.steps()
-        deferred = self.build.recipe.update != "auto" and self.build.recipe.update.deferred  # of an earlier step then
-        return begun == ended and not self._reporting and (deferred or ended == self._stepped)
+        return begun == ended and not self._reporting and (self._deferred or ended == self._stepped)
 
     def held_memory(self) -> dict[str, int]:
         from tightfit.backends.pytorch.gpu_memory import held_memory
@@ -101,6 +102,7 @@ class Step:
                 self._loss = None
                 self.update.abandon()
                 raise
+            self._reporting = self._deferred  # its own update begins, of which the rest would be applied later
             norm = self.update()
             self._reporting = True
             self.steps += 1

@@ -97,14 +97,17 @@ class OffloadedState:
         """Learn nothing from the gradients."""
         self._resident.clear()
 
-    def abandon_gradients(self) -> None:
-        """Forget the gradients of a step that failed, wherever they lie."""
-        self.drop_gradients()
-        self._summed.clear()
+    def release_gradients(self) -> None:
+        """No part's gradients are on the device any more, where a step failed: updates that wait need their places."""
         for part, parameters in enumerate(self.parts.parameters):
             self._gradients.release(part)
             for parameter in parameters:
                 parameter.grad = None
+
+    def abandon_gradients(self) -> None:
+        """Forget the gradients of a step that failed, wherever they lie."""
+        self.drop_gradients()
+        self._summed.clear()
         self.finish_updates()
 
     @contextmanager
@@ -113,12 +116,12 @@ class OffloadedState:
         self._optimizer = optimizer
         parameters = self.parts.parameters[part]
         resident = self._resident.pop(part, None)
-        if resident is None:
-            self._gradients.fetch(part, next_part)
-        else:  # they never left, and what an earlier step offloaded is of no use
-            for parameter, gradient in zip(parameters, resident, strict=True):
-                parameter.grad = gradient
         try:
+            if resident is None:
+                self._gradients.fetch(part, next_part)
+            else:  # they never left, and what an earlier step offloaded is of no use
+                for parameter, gradient in zip(parameters, resident, strict=True):
+                    parameter.grad = gradient
             self._states.fetch(part, next_part)
             yield
             self._weights.write_back(part)
@@ -148,10 +151,20 @@ class OffloadedState:
         self._keys.clear()
 
     def reload(self, optimizer: Optimizer) -> None:
-        """Weights and states were written where they wait, or the states are new."""
+        """Weights and states were written where they wait, or the states are new. A checkpoint has none of a parameter
+        that had not learned by then."""
         self._optimizer = optimizer
         self._weights.invalidate()
         self._states.invalidate()
+        for part, known in [*self._keys.items()]:
+            keys, tensors = self._states_of(part)
+            if keys != known:
+                self._states.forget(part)
+                del self._keys[part]
+            if keys and keys != known:
+                self._states.pack(part, tensors)
+                self._keys[part] = keys
+                self._bind_states(part, None)
 
     def wait_on_host(self) -> None:
         """Let the host wait for every copy: what waits in its memory may be read and written then."""
@@ -183,16 +196,21 @@ class OffloadedState:
 
     def _adopt_states(self, part: int) -> None:
         """Give states host memory once the optimizer has made them: some may come later than others."""
-        assert self._optimizer is not None
         if part not in self._state_parts:
             return
-        states = list(_states(self._optimizer, self.parts.parameters[part]))
-        keys = [(parameter, key) for parameter, key, _ in states]
-        if states and keys != self._keys.get(part):
-            self._states.offload(part, [tensor for _, _, value in states for tensor in plain_tensors(value)])
+        keys, tensors = self._states_of(part)
+        if keys and keys != self._keys.get(part):
+            self._states.offload(part, tensors)
             self._keys[part] = keys
             self._bind_states(part, None)
             self._states.wait_for_offload(part)
+
+    def _states_of(self, part: int) -> tuple[list[tuple[nn.Parameter, str]], list[Tensor]]:
+        """A part's states by their names, and the tensors that they consist of."""
+        assert self._optimizer is not None
+        states = list(_states(self._optimizer, self.parts.parameters[part]))
+        tensors = [tensor for _, _, value in states for tensor in plain_tensors(value)]
+        return [(parameter, key) for parameter, key, _ in states], tensors
 
     def _bind_weights(self, part: int, tensors: Sequence[Tensor] | None) -> None:
         found = tensors or self._weights.host_views(part)

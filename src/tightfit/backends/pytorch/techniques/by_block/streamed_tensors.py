@@ -184,6 +184,11 @@ class StreamedTensors:
                 self._wait_for_arrival(buffer)
                 del self._buffers[number]
 
+    def forget(self, part: int) -> None:
+        """A part has nothing that waits in host memory."""
+        self.invalidate()
+        del self._host_copies[part]
+
     def clear(self) -> None:
         """Nothing that waits in host memory is worth keeping."""
         self.invalidate()

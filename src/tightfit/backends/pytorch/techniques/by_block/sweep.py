@@ -132,7 +132,8 @@ class _Sweep:
         for call in reversed(range(len(self._order))):
             block, before = self._order[call], self._order[call - 1] if call else None
             self._blocks.begin(block, before)
-            if self._later and last_calls[block] == call:
+            # Other blocks' come between the calls of one that is called again: its own are added to when it is stored.
+            if self._later and last_calls[block] == first_calls[block]:
                 self._update.fetch_gradients(block, before)
             for number, member in self._members.items():
                 self._passes.select(number)

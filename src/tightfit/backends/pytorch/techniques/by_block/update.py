@@ -169,6 +169,7 @@ class UpdateByBlock(ScaledUpdate):
         self._norms.clear()
         self._finite.clear()
         self.forget_scaling()
+        self._offloaded.release_gradients()
         self._update_all()  # what waits is an earlier step's
         self._offloaded.abandon_gradients()
 
@@ -197,7 +198,7 @@ class UpdateByBlock(ScaledUpdate):
             self._update_parts(sorted(self._pending.parts))
 
     def _update_parts(self, waiting: Sequence[int], then: int | None = None) -> None:
-        for part, next_part in zip(waiting, [*waiting[1:], then], strict=True):
+        for part, next_part in zip(waiting, [*waiting, then][1:], strict=True):
             with working_on(self._parts.modules[part]):
                 try:
                     self._fetch_and_update(part, next_part)
