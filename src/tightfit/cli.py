@@ -32,6 +32,8 @@ Overrides = Annotated[
         "`optimizer.block_size=256`."
     ),
 ]
+TrainingArgs = Annotated[Path | None, typer.Option(
+    metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")]  # fmt: skip
 
 
 @app.callback(invoke_without_command=True)
@@ -48,14 +50,16 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # they reach the overrides, which say what to write
-def train(recipe: RecipeName, overrides: Overrides = None) -> None:
+def train(
+    recipe: Annotated[str | None, RECIPE] = None, overrides: Overrides = None, training_args: TrainingArgs = None
+) -> None:
     """Train a model by a recipe; the same command resumes it where it stopped.
 
     Example: `tightfit train gpt2 data=notes.txt seq_len=512 precision=bf16`. Every field is in docs/recipe.md.
     """
     from tightfit.commands.train import run_train
 
-    raise typer.Exit(run_train(recipe, overrides or []))
+    raise typer.Exit(run_train(recipe, overrides or [], training_args))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -83,8 +87,7 @@ def plan(
     tokens: Annotated[str | None, typer.Option(
         metavar="COUNT", help="Tokens of a whole run, such as `1B`: how long it takes, and with `--price` its cost.",
     )] = None,
-    training_args: Annotated[Path | None, typer.Option(
-        metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")] = None,
+    training_args: TrainingArgs = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the plan as an offline page.")] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the chosen recipe, for `train`.")] = None,
     longest: Annotated[str | None, typer.Option(

@@ -11,9 +11,11 @@ import pytest
 import torch
 import yaml
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel, TrainingArguments
+from typer.testing import CliRunner
 
 from tightfit import Recipe, Trainer, models
+from tightfit.cli import app
 from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError
 from tightfit.training import run_folder
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
@@ -215,3 +217,24 @@ def test_a_saved_model_knows_where_a_text_ends(tiny, tmp_path):
     path = Path(Trainer(recipe={**tiny, **changes}).train().output_dir) / "model"
     end = AutoTokenizer.from_pretrained(path).eos_token_id
     assert AutoConfig.from_pretrained(path).eos_token_id == GenerationConfig.from_pretrained(path).eos_token_id == end
+
+
+def test_training_arguments_train_as_the_recipe_that_they_say(tmp_path: Path) -> None:
+    said = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2, "use_cpu": True,
+            "learning_rate": 0.1, "seed": 3}
+    module = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=64, n_positions=16))
+    arguments = TrainingArguments(output_dir=str(tmp_path / "object"), report_to="none", **said)
+    own = Trainer(module, arguments, ROWS)
+    assert (own.recipe.seq_len, own.recipe.batch_size, own.recipe.micro_batch_size, own.recipe.seed) == (16, 8, 4, 3)
+    assert own.train().steps == 2
+
+    file, text = tmp_path / "arguments.json", tmp_path / "notes.txt"
+    file.write_text(json.dumps({**said, "output_dir": str(tmp_path / "file")}))
+    text.write_text("\n".join(f"note {i} of many" for i in range(200)))
+    words = ["gpt2", f"data={text}", "vocab_size=300", "seq_len=16", "max_steps=1", "model_overrides.n_layer=1",
+             "model_overrides.n_embd=8", "model_overrides.n_head=1", f"cache_dir={tmp_path}"]
+    assert CliRunner().invoke(app, ["train", *words, "--training-args", str(file)]).exit_code == 0
+    assert (tmp_path / "file" / "model" / "config.json").is_file()
+    missing = CliRunner().invoke(app, ["train", "--training-args", str(file)]).exception
+    assert isinstance(missing, RecipeError)
+    assert str(missing).startswith("RECIPE is missing")

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from tightfit.backends.world import launched_process
-from tightfit.errors import SaidElsewhere, TightfitError
-from tightfit.recipe.lookup import name_and_overrides
+from tightfit.errors import RecipeError, SaidElsewhere, TightfitError
+from tightfit.recipe.lookup import RECIPES, name_and_overrides
 from tightfit.techniques.parallel import ManyProcesses
 from tightfit.training.listeners import LastingConsole, Terminal
 from tightfit.training.summary import Summary
 from tightfit.training.trainer import Trainer
 
 
-def run_train(name: str, overrides: Sequence[str] = ()) -> int:
+def run_train(name: str | None, overrides: Sequence[str] = (), training_arguments: Path | None = None) -> int:
     """Train by a recipe, or go on with a run of it; the exit status: 0, or 128 and the signal's number where one
-    stopped it. Raises TightfitError."""
+    stopped it. Raises TightfitError.
+
+    training_arguments: a file of Hugging Face's, as of `recipe.lookup.load_recipe`.
+    """
     console = LastingConsole(soft_wrap=True)
     with Terminal(console) as terminal:
-        name, overrides = name_and_overrides([name, *overrides])
+        words = [*([name] if name else []), *overrides]
+        if not words:
+            raise RecipeError(f"RECIPE is missing: {RECIPES}")
+        name, overrides = name_and_overrides(words)
         place = launched_process()
         try:
-            trainer = Trainer(recipe=name, overrides=overrides, listener=terminal)
+            trainer = Trainer(recipe=name, overrides=overrides, listener=terminal,
+                              training_arguments=training_arguments)
         except TightfitError as error:
             if place is None or not place.local_rank:
                 raise
@@ -35,7 +43,8 @@ def run_train(name: str, overrides: Sequence[str] = ()) -> int:
             from tightfit.backends.pytorch.launch import launch, process_count  # for several processes alone
 
             count = process_count(parallel, trainer.backend.device(trainer.recipe))
-            return launch(["tightfit", "train", name, *overrides], count)
+            options = [] if training_arguments is None else ["--training-args", str(training_arguments)]
+            return launch(["tightfit", "train", name, *overrides, *options], count)
         summary = trainer.train()
     if isinstance(parallel, ManyProcesses) and place is not None and place.rank:
         console.quiet = True

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tightfit.bundled import BUNDLED, bundled_recipes, refusal_of
 from tightfit.errors import RecipeError, UnknownRecipe, closest, cut, nearest, shown
@@ -15,6 +15,9 @@ from tightfit.model_facts import model_facts
 from tightfit.models import FACTORY, HUB_ID
 from tightfit.recipe.schema import Recipe
 from tightfit.recipe.yaml import apply_overrides, read_yaml
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 IF_CUDA = "if_cuda"
 """A recipe file's mapping of fields that take another value on a CUDA device; what is written on the command line
@@ -66,13 +69,14 @@ def load_recipe(
 
 
 def as_recipe(
-    recipe: Recipe | Mapping[str, Any] | str | Path | None, model: Any = None, overrides: Iterable[str] = (), *,
-    cuda: bool = False,
-) -> Recipe:
-    """The recipe that a caller means: one, its fields, or its name; a model given by name replaces the recipe's.
+    recipe: Recipe | Mapping[str, Any] | str | Path | TrainingArguments | None, model: Any = None,
+    overrides: Iterable[str] = (), *, cuda: bool = False, training_arguments: Path | None = None,
+) -> Recipe:  # fmt: skip
+    """The recipe that a caller means: one, its fields, its name, or TrainingArguments; a model given by name replaces
+    the recipe's.
 
     overrides: `key=value` words on top of a recipe that is given by name. cuda: whether it is to run on a CUDA device,
-    where a named recipe may differ. Raises RecipeError.
+    where a named recipe may differ. training_arguments: as of `load_recipe`. Raises RecipeError.
     """
     named = {"model": model} if isinstance(model, str) else {}
     if isinstance(recipe, Recipe):
@@ -83,8 +87,13 @@ def as_recipe(
         return Recipe.from_dict(_with_task({**recipe, **named}))
     if isinstance(recipe, str | Path):
         words = [*overrides, *(f"{field}={value}" for field, value in named.items())]
-        return load_recipe(str(recipe), words, cuda=cuda)
-    raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, or a recipe file's name")
+        return load_recipe(str(recipe), words, cuda=cuda, training_arguments=training_arguments)
+    if hasattr(recipe, "per_device_train_batch_size"):
+        positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)  # of a module
+        length = {"seq_len": positions} if positions and positions < Recipe().seq_len else {}
+        return Recipe.from_training_arguments(recipe, **_with_task({**named, **length}))
+    raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, TrainingArguments, or a recipe "
+                      "file's name")
 
 
 def name_and_overrides(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -226,7 +226,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
         key, equals, raw = text.partition("=")
         if key.startswith("-"):
             given = raw if equals else "VALUE" if "=" in following else following or "VALUE"
-            raise RecipeError(f"{key}: no such option; write {key.lstrip('-').replace('-', '_')}={given}")
+            raise RecipeError(f"{key}: no such option, which --help lists; write a field as "
+                              f"{key.lstrip('-').replace('-', '_')}={given}")
         if not equals or not key:
             raise RecipeError(f"{shown(text)}: write key=value, such as max_steps=100")
         as_it_stands = key in TEXTS and raw not in ("", "null") and raw[0] not in "'\""

@@ -26,6 +26,8 @@ from tightfit.text import counted
 from tightfit.training.memory_check import check_memory
 
 if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
     from tightfit.data.sources import Rows
     from tightfit.planning.plan import Plan
 
@@ -113,14 +115,17 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
 
 
 def recipe_for_machine(
-    recipe: Recipe | Mapping[str, Any] | str | Path | None, model: Any = None, overrides: Iterable[str] = ()
-) -> Recipe:
+    recipe: Recipe | Mapping[str, Any] | str | Path | TrainingArguments | None, model: Any = None,
+    overrides: Iterable[str] = (), training_arguments: Path | None = None,
+) -> Recipe:  # fmt: skip
     """The recipe that a caller means, as this machine runs it: on CUDA where there is such a device and it may be used.
     The arguments are those of `recipe.lookup.as_recipe`."""
     words = list(overrides)
-    plain = as_recipe(recipe, model, words)
+    plain = as_recipe(recipe, model, words, training_arguments=training_arguments)
     on_cuda = load_backend(plain.backend.name).device(plain).kind == "cuda"
-    return as_recipe(recipe, model, words, cuda=True) if on_cuda else plain
+    if not on_cuda:
+        return plain
+    return as_recipe(recipe, model, words, cuda=True, training_arguments=training_arguments)
 
 
 def training_global_batches(recipe: Recipe) -> GlobalBatchLoader:

@@ -32,6 +32,8 @@ from tightfit.training.state import TrainerState
 from tightfit.training.summary import Summary, summarize
 
 if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
     from tightfit.profiling.measure import RunProfile
 
 
@@ -40,11 +42,12 @@ class Trainer:
 
     model: a bundled name, Hugging Face id or folder (replacing the recipe's), or a torch module of your own; None
         takes the recipe's.
-    recipe: a Recipe, a mapping of its fields, or the name or path of a recipe file.
+    recipe: a Recipe, a mapping of its fields, the name or path of a recipe file, or Hugging Face's TrainingArguments.
     dataset: any object with `len` and `[i]` giving mappings with `input_ids` and, if need be, `labels`; None reads
         what `recipe.data` names.
     eval_dataset: likewise, to evaluate on; None holds out a share of `dataset`.
     overrides: `field=value` words, as on the command line, on top of a recipe that is given by name.
+        training_arguments: a JSON file of TrainingArguments between the two.
     progress: show the run on standard error, as the command line does; by default nothing is shown. listener: called
         as the run goes on, in its place.
 
@@ -54,15 +57,16 @@ class Trainer:
     def __init__(
         self,
         model: Any = None,
-        recipe: Recipe | dict[str, Any] | str | Path | None = None,
+        recipe: Recipe | dict[str, Any] | str | Path | TrainingArguments | None = None,
         dataset: Any = None,
         eval_dataset: Any = None,
         *,
         overrides: Iterable[str] = (),
+        training_arguments: Path | None = None,
         progress: bool = False,
         listener: Listener | None = None,
     ) -> None:
-        self.recipe = recipe_for_machine(recipe, model, overrides)
+        self.recipe = recipe_for_machine(recipe, model, overrides, training_arguments)
         if self.recipe.mode != "train":
             raise RecipeError("mode: 'inference' is for planning, and trains nothing; write mode=train, or run "
                               "tightfit plan with this recipe")
