@@ -12,4 +12,4 @@ def test_a_rate_stands_beside_the_seconds_that_it_is_of() -> None:
     rows = dict(made.rows())
     assert rows["steps"] == "0.5 s for 20 steps on CPU"
     assert rows["throughput"] == "160.0 samples/s, 5,120 tokens/s in those steps"
-    assert rows["whole run"].startswith("3.9 s, with start-up")
+    assert rows["whole run"].startswith("3.9 s: loading")

@@ -37,7 +37,8 @@ def choice(plan: Plan) -> Lines:
     if chosen is None:
         nearest = next(iter(plan.candidates), None)
         lacks = f"; #1 lacks {nearest.estimate.memory.lacking}" if nearest is not None else ""
-        return _said(asked, ("choice", f"Nothing fits on {plan.device.name}{lacks}."),
+        held = [note for note in nearest.estimate.notes if note.startswith("base:")] if nearest is not None else []
+        return _said(asked, ("choice", f"Nothing fits on {plan.device.name}{lacks}."), *(("note", one) for one in held),
                      *(line for line in lines if line[0] in WAYS_OUT))
     host = chosen.estimate.memory.host_by_category
     return _said(
@@ -115,9 +116,11 @@ def _memory(memory: Memory, device: Device) -> str:
 
 
 def _host_memory(memory: Memory, device: Device) -> str:
-    there = device.host_bytes
-    return f"{size(memory.host)} of {size(there)}" if there else (
-        f"{size(memory.host)}, not checked: write --host-memory 64GB for yours")
+    there, each = device.host_bytes, f", {size(memory.host)} for each of its GPUs" if device.cards > 1 else ""
+    held = size(device.cards * memory.host)
+    return f"{held} of {size(there)}{each}" if there else (
+        f"{held} a machine{each}, not checked: write --host-memory 512GB for yours" if each else
+        f"{held}, not checked: write --host-memory 64GB for yours")
 
 
 def _gives_up(chosen: Candidate) -> str:

@@ -91,7 +91,7 @@ class Summary:
         rows = [
             ("steps", f"{self.training_seconds:.1f} s for {self.steps - self.first_step} steps on {self.device}"),
             ("throughput", f"{self.samples_per_second:,.1f} samples/s{tokens} in those steps"),
-            ("whole run", f"{self.seconds:.1f} s, with start-up, evaluation and saving besides those steps"),
+            ("whole run", f"{self.seconds:.1f} s: loading, steps, evaluation and saving"),
             (memory, size(self.peak_memory) + ", of the whole process" * (self.device == "CPU")),
         ]
         if self.context_memory is not None:

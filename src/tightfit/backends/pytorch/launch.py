@@ -35,6 +35,11 @@ LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 def process_count(technique: ManyProcesses, device: Device) -> int:
     """The number of processes to start on this machine. Raises Refused where there is no telling, and for more than it
     can run."""
+    if technique.engine_steps:
+        # DeepSpeed's alone.
+        from tightfit.backends.pytorch.techniques.zero.library import require_deepspeed
+
+        require_deepspeed()
     cuda, wanted = device.kind == "cuda", technique.processes
     most = torch.cuda.device_count() if cuda else PROCESSES_A_CORE * cores()
     if wanted == "auto" and not cuda:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
 import warnings
@@ -12,6 +13,13 @@ from types import ModuleType
 
 from tightfit.errors import MissingLibrary, Refused
 
+INSTALL = "pip install 'tightfit[deepspeed]'"
+
+def require_deepspeed() -> None:
+    """Raise MissingLibrary where DeepSpeed is not installed, before anything that takes long."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise MissingLibrary("deepspeed", "parallel: zero", INSTALL)
+
 
 def load_deepspeed(kind: str) -> ModuleType:
     """DeepSpeed, for processors or GPUs, and with nothing to say that is no warning."""
@@ -20,8 +28,7 @@ def load_deepspeed(kind: str) -> ModuleType:
         with quiet():
             deepspeed = importlib.import_module("deepspeed")
     except ModuleNotFoundError as error:
-        raise MissingLibrary(error.name or "deepspeed", "parallel: zero",
-                             "pip install 'tightfit[deepspeed]'") from None
+        raise MissingLibrary(error.name or "deepspeed", "parallel: zero", INSTALL) from None
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     ops = importlib.import_module("deepspeed.ops")
     # Its exchange between processors through shared memory would be compiled; gloo serves.
