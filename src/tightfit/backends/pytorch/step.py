@@ -126,6 +126,7 @@ class Step:
         return self.build.accumulation(self.build, self, global_batch)
 
     def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
+        """The summed loss of a global batch's micro-batch, detached; the first is number 0."""
         self.enter(Phase.FORWARD, f"the forward pass of micro-batch {number + 1} of {len(global_batch.micro_batches)}")
         batch = global_batch.micro_batches[number].to(self.build.torch_device)
         if self.routing is not None:
@@ -146,10 +147,12 @@ class Step:
         return made(batch, check)
 
     def select(self, number: int) -> None:
+        """Say which micro-batch's pass goes on, where others came between."""
         if self.routing is not None:
             self.routing.select(number)
 
     def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
+        """Add the gradients of the loss made last, over the global batch's denominator."""
         of = len(global_batch.micro_batches)
         self.enter(Phase.BACKWARD, f"the backward pass of micro-batch {number + 1} of {of}")
         assert self._loss is not None
@@ -273,6 +276,7 @@ class Step:
         return gpu_memory().context
 
     def enter(self, phase: Phase, doing: str) -> None:
+        """Say what comes next."""
         self._doing = doing
         if self.routing is not None:
             self.routing.record(phase is Phase.FORWARD)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.backends.pytorch.techniques.optimizer.optimizer_cases import CASES, Case, Tiny, tiny, train
-from tightfit.backends.pytorch.techniques.optimizer.apply import set_learning_rate
-from tightfit.backends.pytorch.techniques.optimizer.state import load_state, state_tensors
+from tightfit.backends.pytorch.techniques.optimizer.state import load_state, set_learning_rate, state_tensors
 from tightfit.errors import CheckpointError
 from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW8bit, Sgd
 from tightfit.techniques.precision import Bf16Pure, Fp32

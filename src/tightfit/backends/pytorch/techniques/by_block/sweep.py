@@ -7,16 +7,20 @@ when its backward passes end: vertical scheduling (GreedySnake, Wang et al. 2025
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
-from tightfit.backends.pytorch.build import Build, MicroBatchPasses
+from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.suspended_pass import SuspendedPass
 from tightfit.errors import ModelError
 from tightfit.trace import Phase
+
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.step import Step
 
 
 class ByBlock:
@@ -26,7 +30,7 @@ class ByBlock:
     def __init__(self, sweep_of: Callable[[int], int], fp32_sums: bool = False) -> None:
         self.sweep_of, self._fp32_sums = sweep_of, fp32_sums
 
-    def __call__(self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:
+    def __call__(self, build: Build, passes: Step, global_batch: TensorGlobalBatch) -> Tensor:
         count = len(global_batch.micro_batches)
         size = self.sweep_of(count)
         losses: list[Tensor] = []
@@ -48,7 +52,7 @@ class ByBlock:
 
 class _Sweep:
     def __init__(
-        self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch, members: range, fp32_sums: bool
+        self, build: Build, passes: Step, global_batch: TensorGlobalBatch, members: range, fp32_sums: bool
     ) -> None:
         self._build, self._passes, self._global_batch = build, passes, global_batch
         self._later, self._last = members.start > 0, members.stop == len(global_batch.micro_batches)

@@ -81,7 +81,13 @@ def copy_tensors(what: str, saved: Mapping[str, Tensor], live: Mapping[str, Tens
         tensor.copy_(shard_like(tensor, saved[name]))
 
 
-def set_rate(group: dict[str, Any], learning_rate: float) -> None:
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Use `learning_rate` from the next step on, in every parameter group."""
+    for group in optimizer.param_groups:
+        _set_rate(group, learning_rate)
+
+
+def _set_rate(group: dict[str, Any], learning_rate: float) -> None:
     """Set a parameter group's learning rate, which some optimizers keep as a number and others as a tensor."""
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(learning_rate)
@@ -133,12 +139,12 @@ def _no_trace(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Iterator[
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         for group in optimizer.param_groups:
-            set_rate(group, 0.0)
+            _set_rate(group, 0.0)
         with torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            set_rate(group, rate)
+            _set_rate(group, rate)
         for parameter in parameters:
             parameter.grad = None
 

@@ -55,7 +55,7 @@ def load(build: Build, engine: Any, client: Optimizer, folder: Path, meta: dict[
         names = ", ".join(sorted(weights.keys() ^ expected.keys())[:5])
         raise CheckpointError(f"weights: the checkpoint is of another model; they differ in {names}")
     if states:
-        _make_states(engine, client)
+        make_flat_states(engine, client)
         _link(engine, client)
         _copy_states(learned, client, states, meta["optimizer"]["scalars"], build.world.rank)
     _copy_weights(model, weights, build.world.rank)
@@ -87,7 +87,7 @@ def _full_state(parameter: nn.Parameter, key: str, dtype: torch.dtype) -> Tensor
     return whole.view(full_shape(parameter)).to(dtype)  # DeepSpeed gathers all in fp32
 
 
-def _make_states(engine: Any, client: Optimizer) -> None:
+def make_flat_states(engine: Any, client: Optimizer) -> None:
     """Let the engine's optimizer make the states of its flat tensors, by a step that learns nothing."""
     flats: list[nn.Parameter] = _flats(engine)
     buffers, groups = [flat.grad for flat in flats], client.param_groups
