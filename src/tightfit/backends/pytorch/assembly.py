@@ -80,11 +80,7 @@ def bare_build(
         # Only whoever has experts pays for it.
         from tightfit.backends.pytorch.experts.functions import use_ours
 
-        use_ours(model)
-        if recipe.compiled and recipe.precision != "auto" and recipe.precision.activations_in != "bfloat16":
-            uncompiled = ("compile: torch compiles grouped products in bf16 alone; blocks with experts run in part or "
-                          "whole uncompiled, so write precision=bf16, or compile=off")
-            notes = (*notes, uncompiled)
+        notes = (*notes, *use_ours(model, recipe))
     norms = [name for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)]
     if recipe.mode == "train" and norms and recipe.micro_batch_size != recipe.batch_size:
         of_one = (f"accumulation: {norms[0]} normalises over each micro-batch by itself, so that results follow "

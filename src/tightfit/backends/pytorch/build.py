@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
-from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.models import logits_of
 from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss, Tally
 from tightfit.backends.pytorch.world import ALONE, TensorWorld
@@ -25,7 +24,6 @@ from tightfit.tasks import Task
 from tightfit.techniques.offload import HostShares
 
 if TYPE_CHECKING:
-    from tightfit.backends.pytorch.experts.routing import Routing
     from tightfit.backends.pytorch.step import Step
     from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
     from tightfit.backends.pytorch.update import WeightUpdate
@@ -141,15 +139,6 @@ class Build:
         transfers, share = Transfers(self.torch_device, pinned=self.device.kind == "cuda"), self.host_share
         return BlockCalls(Parts(self.model, self.stacks), transfers, activations=share.activations,
                           embeddings=share.embeddings)
-
-    def routing(self) -> Routing | None:
-        """The losses of the model's routers from now on, where it has experts or the recipe takes it that it has."""
-        asked = self.recipe.router_aux_loss_coef or self.recipe.router_z_loss_coef
-        if not asked and not has_experts(self.model):
-            return None
-        from tightfit.backends.pytorch.experts.routing import routing_of
-
-        return routing_of(self)
 
     def optimizer(self) -> Optimizer:
         """A new optimizer over the finished model."""

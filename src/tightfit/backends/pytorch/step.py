@@ -16,6 +16,7 @@ from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import determinism_guard, memory_guard, model_guard
+from tightfit.backends.pytorch.experts import routing_of
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.inspection import check_outputs, compile_seconds, op_names
 from tightfit.backends.pytorch.models import active_parameters, parameter_count
@@ -54,7 +55,7 @@ class Step:
         self._explains = self._to_inspect = inspect
         self.attention_kernels: tuple[str, ...] = ()
         self.experts_functions: tuple[str, ...] = ()
-        self.routing = build.routing()
+        self.routing = routing_of(build)
         self._loss: Tensor | None = None
         self._denominator = 1.0
         self._stepped, self._reporting = 0, False
@@ -120,24 +121,20 @@ class Step:
             self.build.loss.check(self.build, global_batch.micro_batches[0].to(self.build.torch_device))
         # The count is of the whole global batch, and processes average their gradients.
         self._denominator = max(global_batch.count, 1) / self.build.world.size
-        if self.routing is not None:
-            one = torch.full((), self.build.world.size, dtype=torch.float32, device=self.build.torch_device)
-            self.routing.begin(global_batch, self.update.scale(one))
+        self.routing.begin(global_batch, self.update.scale)
         return self.build.accumulation(self.build, self, global_batch)
 
     def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
         """The summed loss of a global batch's micro-batch, detached; the first is number 0."""
         self.enter(Phase.FORWARD, f"the forward pass of micro-batch {number + 1} of {len(global_batch.micro_batches)}")
         batch = global_batch.micro_batches[number].to(self.build.torch_device)
-        if self.routing is not None:
-            self.routing.enter(number, batch)
+        self.routing.enter(number, batch)
         if self._to_inspect:
             self._to_inspect = False
             with op_names() as names:
                 self._loss = self._training_loss(batch, check_outputs)
             self.attention_kernels = tuple(kernel_names(names()))
-            if self.routing is not None:
-                self.experts_functions = self.routing.function_names(names())
+            self.experts_functions = self.routing.function_names(names())
         else:
             self._loss = self._training_loss(batch, None)
         return self._loss.detach()
@@ -148,8 +145,7 @@ class Step:
 
     def select(self, number: int) -> None:
         """Say which micro-batch's pass goes on, where others came between."""
-        if self.routing is not None:
-            self.routing.select(number)
+        self.routing.select(number)
 
     def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
         """Add the gradients of the loss made last, over the global batch's denominator."""
@@ -161,8 +157,7 @@ class Step:
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
         self.build.world.all_reduce_(loss)
-        more = () if self.routing is None else self.routing.figures()
-        metrics = None if self.routing is None else self.routing.metrics()
+        more, metrics = self.routing.figures(), self.routing.metrics()
         if loss.device.type != "cuda":
             figures = [loss.item(), NOT_CLIPPED if norm is None else norm.item(), *(figure.item() for figure in more)]
             return PendingStep(figures, count, self.update.scaled, metrics)
@@ -240,8 +235,7 @@ class Step:
     def close(self) -> None:
         with self._guarded("giving the model back"):
             self.update.close()
-            if self.routing is not None:
-                self.routing.close()
+            self.routing.close()
 
     def is_finite(self) -> bool:
         self._flush("looking for weights that are not finite")
@@ -278,8 +272,7 @@ class Step:
     def enter(self, phase: Phase, doing: str) -> None:
         """Say what comes next."""
         self._doing = doing
-        if self.routing is not None:
-            self.routing.record(phase is Phase.FORWARD)
+        self.routing.record(phase is Phase.FORWARD)
         if self.watch is not None:
             self.watch(phase)
 

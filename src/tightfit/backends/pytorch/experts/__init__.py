@@ -5,9 +5,64 @@ A model without experts imports only this module.
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
+
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.build import Build
+    from tightfit.backends.pytorch.pending_step import Metrics
 
 
 def has_experts(model: nn.Module) -> bool:
     """Whether any of the model's modules is a mixture of experts."""
     return any(hasattr(module, "num_experts") for module in model.modules())
+
+
+class Routing:
+    """The routing of a model's steps: here of one without routers, which takes part in nothing.
+
+    `begin` a global batch, then `enter` each micro-batch before its forward pass, and `select` one that others came
+    between; `figures` and `metrics` are for the step's end.
+    """
+
+    def begin(self, global_batch: TensorGlobalBatch, scale: Callable[[Tensor], Tensor]) -> None:
+        """A global batch's passes follow. scale: of the loss, for fp16."""
+
+    def enter(self, number: int, batch: TensorBatch) -> None:
+        """The micro-batch of that number goes forward."""
+
+    def select(self, number: int) -> None:
+        """The micro-batch of that number runs now."""
+
+    def record(self, recording: bool) -> None:
+        """Say whether a forward pass runs, and no recomputation."""
+
+    def function_names(self, ops: Iterable[str]) -> tuple[str, ...]:
+        """Names of the functions that computed the experts in a forward pass that ran these ops."""
+        return ()
+
+    def figures(self) -> tuple[Tensor, ...]:
+        """Figures of the whole global batch."""
+        return ()
+
+    def metrics(self) -> Metrics | None:
+        """The reading of this global batch's `figures`, which may come when the next one has begun."""
+        return None
+
+    def close(self) -> None:
+        """Let the model be as it was."""
+
+
+def routing_of(build: Build) -> Routing:
+    """The routing of a build's steps from now on. Raises Refused where the recipe asks for a loss of routers, and none
+    are known."""
+    asked = build.recipe.router_aux_loss_coef or build.recipe.router_z_loss_coef
+    if not asked and not has_experts(build.model):
+        return Routing()
+    from tightfit.backends.pytorch.experts.routing import router_losses
+
+    return router_losses(build)
