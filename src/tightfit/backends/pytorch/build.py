@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.models import logits_of
+from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss, Tally
 from tightfit.backends.pytorch.world import ALONE, TensorWorld
 from tightfit.devices import Device
@@ -40,6 +42,15 @@ Check = Callable[["Build", TensorBatch, Tensor], None]
 TrainingLoss = Callable[[TensorBatch, Check | None], Tensor]
 Accumulation = Callable[["Build", "Step", TensorGlobalBatch], Tensor]
 """Runs every micro-batch's passes, in its order; returns the global batch's summed loss."""
+
+
+SaveModel = Callable[["Build", Path, dict[int, str] | None], None]
+"""Writes the trained model into a folder, with names for its classes. All processes call it."""
+
+
+def save_whole(build: Build, folder: Path, classes: dict[int, str] | None) -> None:
+    """The model as others read it."""
+    save_model(build.model, folder, classes, first=build.world.rank == 0)
 
 
 def no_mask(batch: TensorBatch) -> dict[str, Any]:
@@ -87,6 +98,7 @@ class Build:
     world: the processes that train this model together, and average their gradients.
     training_loss: a micro-batch's summed loss in training where the model is not called alone; None where it is.
     gradient_sync: entered around a micro-batch's passes; told whether it is the last, when processes average gradients.
+    save_model: writes what was trained.
     drop_gathered: called after a forward pass that no backward pass follows: weights gathered from other processes go.
     own_model: whether the model is a module of the caller's own.
     notes: sentences for the person running this, such as a risky combination.
@@ -115,6 +127,7 @@ class Build:
     world: TensorWorld = ALONE
     training_loss: TrainingLoss | None = None
     gradient_sync: GradientSync = no_sync
+    save_model: SaveModel = save_whole
     drop_gathered: Callable[[], None] = nothing_gathered
     own_model: bool = False
     notes: tuple[str, ...] = ()
@@ -126,19 +139,6 @@ class Build:
     def forward_context(self) -> AbstractContextManager[None]:
         """Everything that surrounds a forward pass and its loss."""
         return _held(self.forward_contexts)
-
-    def block_calls(self) -> BlockCalls | None:
-        """The calls of the model's blocks from now on, where a technique works between them."""
-        if not self.calls_blocks:
-            return None
-        # Only whoever asks for it pays for it.
-        from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
-        from tightfit.backends.pytorch.techniques.by_block.parts import Parts
-        from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers
-
-        transfers, share = Transfers(self.torch_device, pinned=self.device.kind == "cuda"), self.host_share
-        return BlockCalls(Parts(self.model, self.stacks), transfers, activations=share.activations,
-                          embeddings=share.embeddings)
 
     def optimizer(self) -> Optimizer:
         """A new optimizer over the finished model."""

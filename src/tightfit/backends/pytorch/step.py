@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,12 +16,11 @@ from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import determinism_guard, memory_guard, model_guard
-from tightfit.backends.pytorch.experts import routing_of
+from tightfit.backends.pytorch.experts import Routing, may_route
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.inspection import check_outputs, compile_seconds, op_names
 from tightfit.backends.pytorch.models import active_parameters, parameter_count
 from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep
-from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.sharding import full_tensor, is_on_drive, local_shard
 from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
 from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
@@ -30,6 +29,9 @@ from tightfit.metrics import Evaluation, Total
 from tightfit.system import peak_process_memory
 from tightfit.tasks import GlobalBatch
 from tightfit.trace import Phase
+
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 
 Watch = Callable[[Phase], None]
 
@@ -47,7 +49,11 @@ class Step:
         assert build.update_factory is not None
         self.build = build
         self.watch = watch
-        self.blocks = build.block_calls()
+        self.blocks: BlockCalls | None = None
+        if build.calls_blocks:
+            from tightfit.backends.pytorch.techniques.by_block.block_calls import block_calls_of  # for these alone
+
+            self.blocks = block_calls_of(build)
         self.update = build.update_factory(build, self.blocks)
         self.steps = 0
         self._highest = 0
@@ -55,7 +61,11 @@ class Step:
         self._explains = self._to_inspect = inspect
         self.attention_kernels: tuple[str, ...] = ()
         self.experts_functions: tuple[str, ...] = ()
-        self.routing = routing_of(build)
+        self.routing = Routing()
+        if may_route(build):
+            from tightfit.backends.pytorch.experts.routing import routing_of  # for these alone
+
+            self.routing = routing_of(build)
         self._loss: Tensor | None = None
         self._denominator = 1.0
         self._stepped, self._reporting = 0, False
@@ -223,14 +233,7 @@ class Step:
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
         self._flush("writing the model")
         with self._guarded("writing the model"):
-            first = self.build.world.rank == 0
-            if self.build.recipe.trainable.adapts:
-                from tightfit.backends.pytorch.techniques.adapters import folder as adapter_folder  # for these alone
-
-                if first:
-                    adapter_folder.save_adapter(self.build, folder, classes)
-            else:
-                save_model(self.build.model, folder, classes, first=first)
+            self.build.save_model(self.build, folder, classes)
 
     def close(self) -> None:
         with self._guarded("giving the model back"):

@@ -22,6 +22,12 @@ def has_experts(model: nn.Module) -> bool:
     return any(hasattr(module, "num_experts") for module in model.modules())
 
 
+def may_route(build: Build) -> bool:
+    """Whether a build's model has experts, or its recipe takes it that it has."""
+    asked = build.recipe.router_aux_loss_coef or build.recipe.router_z_loss_coef
+    return bool(asked) or has_experts(build.model)
+
+
 class Routing:
     """The routing of a model's steps: here of one without routers, which takes part in nothing.
 
@@ -55,14 +61,3 @@ class Routing:
 
     def close(self) -> None:
         """Let the model be as it was."""
-
-
-def routing_of(build: Build) -> Routing:
-    """The routing of a build's steps from now on. Raises Refused where the recipe asks for a loss of routers, and none
-    are known."""
-    asked = build.recipe.router_aux_loss_coef or build.recipe.router_z_loss_coef
-    if not asked and not has_experts(build.model):
-        return Routing()
-    from tightfit.backends.pytorch.experts.routing import router_losses
-
-    return router_losses(build)

@@ -229,8 +229,9 @@ class _WithLosses(torch.autograd.Function):
         return gradients[0], ctx.hook.gradient(logits, counts, mask), None, None
 
 
-def router_losses(build: Build) -> Routing:
-    """As `routing_of`."""
+def routing_of(build: Build) -> Routing:
+    """The routing of a build's steps from now on. Raises Refused where its recipe asks for a loss of routers, and none
+    are known."""
     for part in build.model.modules():
         if isinstance(part, transformers.PreTrainedModel) and getattr(part.config, "output_router_logits", False):
             part.config.output_router_logits = False  # or the model would make a balance loss of its own beside ours

@@ -132,7 +132,7 @@ def read_change(build: Build, head: nn.Linear) -> LogitChange:
 
 
 class LossOfHiddenStates:
-    """The loss over the head's input. See `losses.Loss` for what each method promises."""
+    """The loss over the head's input. See `of_logits.Loss` for what each method promises."""
 
     def __init__(self, build: Build, head: nn.Linear, reduce: Reduce) -> None:
         self._head, self._reduce, self._change = head, reduce, read_change(build, head)
@@ -153,6 +153,9 @@ class LossOfHiddenStates:
 
         loss: Tensor = self._head(outputs, work)
         return loss
+
+    def takes_input(self, module: nn.Module, arguments: int) -> bool:
+        return module is self._head and self._forward.hands_out(arguments)
 
     @torch.no_grad()
     def check(self, build: Build, batch: TensorBatch) -> None:

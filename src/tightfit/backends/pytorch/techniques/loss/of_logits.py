@@ -70,6 +70,10 @@ class Loss(Protocol):
     def total(self, outputs: Tensor, labels: Tensor, tally: Tally | None = None) -> Tensor:
         """The summed cross-entropy of the labels that count, a scalar. tally: counts what is predicted."""
 
+    def takes_input(self, module: nn.Module, arguments: int) -> bool:
+        """Whether a call of a module with so many arguments only hands its input over to the loss, and reads no
+        weights."""
+
     def check(self, build: Build, batch: TensorBatch) -> None:
         """Compare with the model's own logits, on its first micro-batch. Raises ModelError where they differ."""
 
@@ -84,6 +88,9 @@ class LossOfLogits:
         return outputs.shape[-1]
 
     total = staticmethod(cross_entropy_sum)
+
+    def takes_input(self, module: nn.Module, arguments: int) -> bool:
+        return False
 
     def check(self, build: Build, batch: TensorBatch) -> None:
         """Nothing to compare: they are the model's own."""
@@ -103,10 +110,10 @@ class HeadForward:
         self._own = head.forward
         self.taking: ContextVar[tuple[list[Tensor], int] | None] = ContextVar("taking", default=None)
 
-    def uses_weights(self, arguments: int) -> bool:
-        """Whether a call with so many arguments reads the head's weights, and does not hand its input out alone."""
+    def hands_out(self, arguments: int) -> bool:
+        """Whether a call with so many arguments only hands its input out, and reads no weights."""
         taking = self.taking.get()
-        return arguments > 1 or taking is None or taking[1] > 0
+        return arguments == 1 and taking is not None and taking[1] == 0
 
     def __call__(self, hidden: Tensor, work: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         if work is not None:
