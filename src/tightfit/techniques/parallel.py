@@ -27,8 +27,6 @@ class Parallel(Technique):
     may_be_auto: ClassVar[bool] = False
     every_device: ClassVar[bool] = False
     """Whether one process uses all of this machine's devices."""
-    copies_model: ClassVar[bool] = False
-    """Whether copies of the model run at once in one process."""
     engine_steps: ClassVar[bool] = False
     """Whether another library's engine steps the optimizer."""
     reach: ClassVar[int] = 1
@@ -104,13 +102,6 @@ class Dp(Parallel):
     speed: ClassVar[str] = "up to the number of devices; less where the model is copied anew"
     memory: ClassVar[str] = "activations of a device's share; weights, gradients and states on every device"
     every_device: ClassVar[bool] = True
-    copies_model: ClassVar[bool] = True
-
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        if recipe.backend.runs_torch:
-            return ["PyTorch's DataParallel copies the model at every step, and serves a ladder's rungs alone; write "
-                    "parallel=ddp, or parallel=dp with backend=jax"]
-        return []
 
 
 @technique

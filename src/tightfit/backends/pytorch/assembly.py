@@ -32,7 +32,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 def assemble(
     recipe: Recipe, device: Device, torch_device: torch.device, model: nn.Module | None = None,
-    change: Callable[[Build], Build] | None = None, config: Any = None, on_several: bool = False,
+    change: Callable[[Build], Build] | None = None, config: Any = None,
 ) -> Build:
     """The model with every technique of a resolved recipe applied.
 
@@ -41,11 +41,9 @@ def assemble(
     model: a module of the caller's own, instead of what `recipe.model` names.
     change: what to do to the build before the techniques are applied.
     config: the recipe's model's configuration, where it was read before.
-    on_several: whether the caller has what several devices need, and `parallel` is not to be refused.
     Raises Refused with all reasons where a technique cannot serve.
     """
-    answered = ("parallel",) if on_several else ()
-    reasons = [*recipe.refusals(device, answered), *absences(recipe, ABSENT)]
+    reasons = [*recipe.refusals(device), *absences(recipe, ABSENT)]
     if reasons:
         raise Refused("; ".join(reasons))
     build = bare_build(recipe, device, torch_device, model, config)

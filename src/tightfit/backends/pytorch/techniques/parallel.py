@@ -21,13 +21,13 @@ from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build, Check, TrainingLoss
 from tightfit.backends.pytorch.world import TorchWorld, not_started
 from tightfit.errors import ModelError, Refused
-from tightfit.techniques.parallel import Ddp, Dp, Fsdp, Zero
+from tightfit.techniques.parallel import Ddp, Fsdp, Zero
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 """Part of what DistributedDataParallel says in the step after one in which gradients were missing."""
 
 
-def dp(technique: Dp, build: Build) -> Build:
+def dp(build: Build) -> Build:
     """Each micro-batch is cut into as many parts as this process has GPUs, and the model copied to them, anew."""
     return replace(build, training_loss=_loss_of(DataParallel(LossModule(build))))
 
