@@ -34,6 +34,10 @@ SPOKEN = "tightfit/spoken"
 class TensorWorld(World, Protocol):
     """The processes of a run, with what they exchange of tensors."""
 
+    @property
+    def simulated(self) -> bool:
+        """Whether the other processes are not there, as in a prediction."""
+
     def all_reduce_(self, tensor: Tensor) -> None:
         """Replace a tensor of the device by its sum over the processes."""
 
@@ -46,6 +50,8 @@ class TensorWorld(World, Protocol):
 
 class OneProcess(Alone):
     """The world of a run in one process."""
+
+    simulated = False
 
     def all_reduce_(self, tensor: Tensor) -> None:
         """It is the sum."""
@@ -62,6 +68,8 @@ ALONE: TensorWorld = OneProcess()
 
 class TorchWorld:
     """The processes of torch's default process group. See `TensorWorld` for what each method promises."""
+
+    simulated = False
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()

@@ -20,6 +20,8 @@ from tightfit.errors import Refused
 class FakeWorld(OneProcess):
     """The first process among `size`, the others of which do nothing."""
 
+    simulated = True
+
     def __init__(self, size: int, mesh: DeviceMesh) -> None:
         self.size = size
         self._mesh = mesh
