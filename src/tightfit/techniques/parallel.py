@@ -21,6 +21,9 @@ FORMATS = ("float32", "bfloat16")
 WIDE = 4
 """Bytes of an element in fp32: of a weight, of its gradient, and of the copy of it that DeepSpeed updates."""
 
+BUCKET_BYTES = 25 << 20
+"""Bytes of gradients that are summed at once: DistributedDataParallel's default, but for its first bucket."""
+
 
 class Parallel(Technique):
     slot: ClassVar[str] = "parallel"

@@ -107,7 +107,7 @@ class BlockCalls:
         return self._caller(number, call, args, kwargs)
 
     def _call_now(self, number: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.begin(number, number + 1 if number + 1 < len(self.parts.blocks) else None)
+        self.begin(number, self.parts.next_block(number))
         try:
             return call(*args, **kwargs)
         finally:

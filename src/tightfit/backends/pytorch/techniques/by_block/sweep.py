@@ -92,7 +92,7 @@ class _Sweep:
                 raise ModelError("accumulation: the micro-batches call the model's blocks in different orders, and "
                                  "cannot go through them together; write accumulation=loop")
             self._order.append(block)
-            self._blocks.begin(block, self._after(block))
+            self._blocks.begin(block, self._blocks.parts.next_block(block))
             for number in self._members:
                 self._advance(number)
             torch.clear_autocast_cache()  # casts of this block's weights, which no later block needs
@@ -106,10 +106,6 @@ class _Sweep:
         head, embedding = self._blocks.parts.head, self._blocks.parts.embedding
         if head is not None:
             self._store_gradients(head, self._last and head != embedding)
-
-    def _after(self, block: int) -> int | None:
-        following = block + 1
-        return following if following < len(self._blocks.parts.blocks) else None
 
     def _advance(self, number: int) -> None:
         """Go on with a forward pass; at its end comes the backward pass of what follows the last block."""

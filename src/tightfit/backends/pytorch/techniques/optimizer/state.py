@@ -104,20 +104,20 @@ def _flatten(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor],
         for key, value in state.items():
             name = f"{names[parameter]}/{key}"
             if isinstance(value, Tensor):
-                tensors.update(_parts(name, value))
+                tensors.update((part, plain.detach()) for part, plain in plain_tensors(value, name))
             else:
                 scalars[name] = value
     return tensors, scalars
 
 
-def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The plain tensors of a tensor: itself, or those that a wrapper subclass holds."""
+def plain_tensors(tensor: Tensor, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The plain tensors of a tensor, by name: itself, or those that a wrapper such as a quantized state holds."""
     if is_sharded(tensor) or not is_traceable_wrapper_subclass(tensor):
-        yield name, tensor.detach()
+        yield name, tensor
         return
     attributes, _ = tensor.__tensor_flatten__()
     for attribute in attributes:
-        yield from _parts(f"{name}/{attribute}", getattr(tensor, attribute))
+        yield from plain_tensors(getattr(tensor, attribute), f"{name}/{attribute}")
 
 
 def _names(model: nn.Module) -> dict[Tensor, str]:
