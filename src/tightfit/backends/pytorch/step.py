@@ -155,7 +155,7 @@ class Step:
 
     def select(self, number: int) -> None:
         """Say which micro-batch's pass goes on, where others came between."""
-        self.routing.select(number)
+        self.routing.enter(number)
 
     def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
         """Add the gradients of the loss made last, over the global batch's denominator."""
@@ -167,7 +167,7 @@ class Step:
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
         self.build.world.all_reduce_(loss)
-        more, metrics = self.routing.figures(), self.routing.metrics()
+        more, metrics = self.routing.report()
         if loss.device.type != "cuda":
             figures = [loss.item(), NOT_CLIPPED if norm is None else norm.item(), *(figure.item() for figure in more)]
             return PendingStep(figures, count, self.update.scaled, metrics)

@@ -31,18 +31,15 @@ def may_route(build: Build) -> bool:
 class Routing:
     """The routing of a model's steps: here of one without routers, which takes part in nothing.
 
-    `begin` a global batch, then `enter` each micro-batch before its forward pass, and `select` one that others came
-    between; `figures` and `metrics` are for the step's end.
+    `begin` a global batch, then `enter` each micro-batch before its forward pass, and where others came between;
+    `report` is for the step's end.
     """
 
     def begin(self, global_batch: TensorGlobalBatch, scale: Callable[[Tensor], Tensor]) -> None:
         """A global batch's passes follow. scale: of the loss, for fp16."""
 
-    def enter(self, number: int, batch: TensorBatch) -> None:
-        """The micro-batch of that number goes forward."""
-
-    def select(self, number: int) -> None:
-        """The micro-batch of that number runs now."""
+    def enter(self, number: int, batch: TensorBatch | None = None) -> None:
+        """The micro-batch of that number runs now. batch: itself, where it begins."""
 
     def record(self, recording: bool) -> None:
         """Say whether a forward pass runs, and no recomputation."""
@@ -51,13 +48,9 @@ class Routing:
         """Names of the functions that computed the experts in a forward pass that ran these ops."""
         return ()
 
-    def figures(self) -> tuple[Tensor, ...]:
-        """Figures of the whole global batch."""
-        return ()
-
-    def metrics(self) -> Metrics | None:
-        """The reading of this global batch's `figures`, which may come when the next one has begun."""
-        return None
+    def report(self) -> tuple[tuple[Tensor, ...], Metrics | None]:
+        """Figures of the whole global batch, and their reading, which may come when the next one has begun."""
+        return (), None
 
     def close(self) -> None:
         """Let the model be as it was."""

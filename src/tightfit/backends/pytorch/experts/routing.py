@@ -117,12 +117,9 @@ class RouterLosses(Routing):
         self._token_masks.clear()
         self._figures.zero_()
 
-    def enter(self, number: int, batch: TensorBatch) -> None:
-        if batch.padding is not None:
+    def enter(self, number: int, batch: TensorBatch | None = None) -> None:
+        if batch is not None and batch.padding is not None:
             self._token_masks[number] = batch.padding.flatten().float()
-        self.select(number)
-
-    def select(self, number: int) -> None:
         self.token_mask = self._token_masks.get(number)
 
     def record(self, recording: bool) -> None:
@@ -141,18 +138,16 @@ class RouterLosses(Routing):
         """The choices of the global batch so far: (routers, experts)."""
         return self._figures[:, : self.experts]
 
-    def figures(self) -> tuple[Tensor, ...]:
-        """The balance loss, the z-loss and the fullest expert's share over the mean one, of the whole global batch:
-        means over routers, but the largest for the last."""
+    def report(self) -> tuple[tuple[Tensor, ...], Metrics | None]:
+        """The balance loss, the z-loss and the fullest expert's share over the mean one: means over routers, but the
+        largest for the last."""
         self._build.world.all_reduce_(self._figures)
         shares = self.counts() / (self.tokens * self.chosen)
         _, probabilities, sums, _ = self._figures.split(
             [self.experts, self.experts, 2, self._figures.shape[1] - 2 * self.experts - 2], dim=1)
         balance = self.experts * (shares * probabilities).sum(1) if self.exact else sums[:, 1]
-        return balance.mean() / self.tokens, sums[:, 0].mean() / self.tokens, self.experts * shares.max()
-
-    def metrics(self) -> Metrics:
-        return partial(_metrics, self.tokens, self.exact)
+        figures = balance.mean() / self.tokens, sums[:, 0].mean() / self.tokens, self.experts * shares.max()
+        return figures, partial(_metrics, self.tokens, self.exact)
 
 
 def _metrics(tokens: int, exact: bool, figures: list[float]) -> dict[str, Metric]:
