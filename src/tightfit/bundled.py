@@ -8,6 +8,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+NORM_EPS = 1e-6
+"""Of our own transformer's normalization."""
+TRUNCATED_STD = 0.87962566103423978
+"""Standard deviation of a unit normal cut off at two standard deviations, of which its weights are drawn."""
+
 
 class Bundled(NamedTuple):
     """A shape that needs no file: a configuration class (or `transformer`), the task it is made for, its numbers."""

@@ -85,15 +85,7 @@ class NonFiniteLoss(TightfitError):
 
 
 class OutOfMemory(TightfitError):
-    """The device ran out of memory; the message says while doing what, and which recipe change would help.
-
-    step: how many steps training's loop had taken; None outside of it. state: the loop's account of them, where they
-    were saved. held: bytes of the device by what held them then, where that is known.
-    """
-
-    step: int | None = None
-    state: Any = None
-    held: Mapping[str, int] = MappingProxyType({})
+    """The device ran out of memory; the message says while doing what, and which recipe change would help."""
 
 
 class LostProcess(TightfitError):

@@ -11,14 +11,12 @@ from tightfit.backends import load_backend
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import Device, find_device, with_memory
 from tightfit.errors import Refused
-from tightfit.models import read_config
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin, fit
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
 from tightfit.system import HostMemory
 from tightfit.training import host_check
-from tightfit.training.host_check import check_host_memory
 from tightfit.training.session import Session
 
 A10 = find_device("a10")
@@ -45,7 +43,7 @@ def needs(recipe: Recipe, device: Device = A10) -> int:
 def checked(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, total: int, free: int, device: Device = A10) -> list[str]:
     said: list[str] = []
     monkeypatch.setattr(host_check, "host_memory", lambda: HostMemory(total=total, available=free, swap=MANY))
-    check_host_memory(recipe, device, load_backend("pytorch"), read_config(recipe), said.append)
+    Session(recipe=recipe, device=device, backend=load_backend("pytorch")).check_memory(said.append)
     return said
 
 

@@ -75,7 +75,7 @@ def no_room(monkeypatch, phase: Phase | str, at: int, times: int = 1) -> None:
 
     def exporting(step, *arguments):
         with monkeypatch.context() as patch:
-            name = "tightfit.backends.pytorch.step.save_model"
+            name = "tightfit.backends.pytorch.build.save_model"
             patch.setattr(name, lambda *given, **named: (fail(step), save_model(*given, **named)))
             export(step, *arguments)
 

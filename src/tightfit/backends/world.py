@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tightfit.errors import Refused
 
@@ -16,43 +16,29 @@ LAUNCHER = "TIGHTFIT_LAUNCHER"
 """Environment variable that holds the id of the process of ours that started this one."""
 
 
-class World(Protocol):
-    """The processes of a run, and this one's place among them. Every method is called by all of them, in one order."""
+class World:
+    """The processes of a run, and this one's place among them: here one alone. Every method is called by all of them,
+    in one order.
 
-    @property
-    def rank(self) -> int:
-        """This process's number; 0 is the one that writes and speaks."""
-
-    @property
-    def size(self) -> int:
-        """The number of processes."""
-
-    def all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
-        """The sum of each number over the processes."""
-
-    def all_reduce_max(self, number: float) -> float:
-        """The largest of the processes' numbers."""
-
-    def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
-        """The result of `work` in the first process, or our error that it raises there; it runs nowhere else."""
-
-
-class Alone:
-    """The world of a run in one process."""
+    rank: this process's number; 0 is the one that writes and speaks. size: the number of processes.
+    """
 
     rank, size = 0, 1
 
     def all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
+        """The sum of each number over the processes."""
         return list(numbers)
 
     def all_reduce_max(self, number: float) -> float:
+        """The largest of the processes' numbers."""
         return number
 
     def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
+        """The result of `work` in the first process, or our error that it raises there; it runs nowhere else."""
         return work()
 
 
-ALONE: World = Alone()
+ALONE = World()
 
 
 @dataclass(frozen=True, kw_only=True)

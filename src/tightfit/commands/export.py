@@ -39,7 +39,7 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
         raise RecipeError(f"--output: {target} is not an empty folder; write another one, or remove it")
     from safetensors import SafetensorError
 
-    from tightfit.backends.pytorch.techniques.adapters.folder import merge as merged  # torch takes seconds
+    from tightfit.backends.pytorch.merge import merge as merged  # torch takes seconds
 
     console = Console(soft_wrap=True)
     writing = target.with_name(f".{target.name}.writing")

@@ -10,6 +10,7 @@ from tightfit.errors import Refused
 from tightfit.ladder.jobs import DEVICES
 from tightfit.ladder.rungs import Launch
 from tightfit.recipe import Recipe
+from tightfit.techniques.loss import Plain
 from tightfit.training.session import training_global_batches
 
 
@@ -27,13 +28,17 @@ def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, s
                           "where there are two")
         if recipe.compiled:
             raise Refused("compile: DataParallel copies the model anew at every step; write compile=off")
+        if not isinstance(recipe.loss, Plain):
+            raise Refused("loss: DataParallel runs copies of the head at once; write loss=plain")
         micro = recipe.micro_batch_size
         assert micro != "auto"
         both = recipe.override(parallel="dp", micro_batch_size=min(DEVICES * micro, recipe.batch_size))
+        if reasons := both.refusals(device):
+            raise Refused("; ".join(reasons))
         data = training_global_batches(both)
         if data.global_batch(0).micro_batches[0].mask == "packed":
             raise Refused("data.packing: DataParallel cannot cut rows that documents share; write data.packing=false")
-        return time_in_one_process(both, device, data, warm_up, steps)
+        return time_in_one_process(both.override(parallel="none"), device, data, warm_up, steps)
     if found < DEVICES and launch != "ddp":
         raise Refused(f"launch: NCCL switches off the direct link between two GPUs, and this machine has {found}; run "
                       "it where there are two")

@@ -38,7 +38,7 @@ from tightfit.techniques.parallel import ManyProcesses, NoParallel
 from tightfit.techniques.trainable import All
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from transformers import TrainingArguments
@@ -234,12 +234,9 @@ class Recipe(BaseModel):
 
         return from_training_arguments(cls, arguments, fields)
 
-    def refusals(self, device: Device, answered: Collection[str] = ()) -> list[str]:
-        """Reasons why the techniques named here cannot serve on `device`, each naming its field; empty if they can.
-
-        answered: fields that the caller answers for.
-        """
-        named = {field: getattr(self, field) for field in VARIANTS if field not in answered}
+    def refusals(self, device: Device) -> list[str]:
+        """Reasons why the techniques named here cannot serve on `device`, each naming its field; empty if they can."""
+        named = {field: getattr(self, field) for field in VARIANTS}
         return [f"{field}: {reason}" for field, technique in named.items() if technique != "auto"
                 for reason in technique.refuse(self, device)]
 

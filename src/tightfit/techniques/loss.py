@@ -41,13 +41,9 @@ class _FromHiddenStates(Loss):
     activation_share: ClassVar[float] = 0.6
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = []
         if TASKS[recipe.task].predicts == "class":
-            reasons.append(f"{recipe.task} has few logits, and no output embedding; write loss=plain")
-        if recipe.parallel.copies_model:
-            reasons.append(f"parallel={recipe.parallel.name} runs copies of the head at once; write loss=plain, or "
-                           "parallel=none")
-        return reasons
+            return [f"{recipe.task} has few logits, and no output embedding; write loss=plain"]
+        return []
 
 
 @technique

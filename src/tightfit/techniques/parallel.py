@@ -21,14 +21,15 @@ FORMATS = ("float32", "bfloat16")
 WIDE = 4
 """Bytes of an element in fp32: of a weight, of its gradient, and of the copy of it that DeepSpeed updates."""
 
+BUCKET_BYTES = 25 << 20
+"""Bytes of gradients that are summed at once: DistributedDataParallel's default, but for its first bucket."""
+
 
 class Parallel(Technique):
     slot: ClassVar[str] = "parallel"
     may_be_auto: ClassVar[bool] = False
     every_device: ClassVar[bool] = False
     """Whether one process uses all of this machine's devices."""
-    copies_model: ClassVar[bool] = False
-    """Whether copies of the model run at once in one process."""
     engine_steps: ClassVar[bool] = False
     """Whether another library's engine steps the optimizer."""
     reach: ClassVar[int] = 1
@@ -104,13 +105,6 @@ class Dp(Parallel):
     speed: ClassVar[str] = "up to the number of devices; less where the model is copied anew"
     memory: ClassVar[str] = "activations of a device's share; weights, gradients and states on every device"
     every_device: ClassVar[bool] = True
-    copies_model: ClassVar[bool] = True
-
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        if recipe.backend.runs_torch:
-            return ["PyTorch's DataParallel copies the model at every step, and serves a ladder's rungs alone; write "
-                    "parallel=ddp, or parallel=dp with backend=jax"]
-        return []
 
 
 @technique

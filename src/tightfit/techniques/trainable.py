@@ -41,15 +41,14 @@ class Trainable(Technique):
         return False
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        precision, offload = recipe.precision, recipe.offload
-        reasons: list[str] = []
+        precision, reasons = recipe.precision, list[str]()
         if not self.freezes:
             return reasons
         if precision != "auto" and precision.computes_in != precision.activations_in:
             reasons.append(f"precision={precision.name} scales products of weights that are trained; write "
                            "precision=bf16, or trainable=all")
-        if offload != "auto" and offload.shares.uses_host:
-            reasons.append(f"offload={offload.name} brings blocks that are trained in full, and leaves frozen weights "
+        if recipe.offloaded.uses_host:
+            reasons.append("offload=host brings blocks that are trained in full, and leaves frozen weights "
                            "on the device; write offload=none, or trainable=all")
         if recipe.parallel.shards:
             reasons.append(f"parallel={recipe.parallel.name} divides gradients and states among processes, and beside "

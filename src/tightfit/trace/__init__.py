@@ -223,6 +223,10 @@ class Trace:
                 return span
         raise KeyError(name)
 
+    def spans_of(self, name: str, step: int) -> list[Span]:
+        """The spans of that name in a step."""
+        return [span for span in self.spans if span.name == name and span.step == step]
+
     def lying_in(self, place: Place) -> list[Allocation]:
         """The allocations that lie in that memory."""
         return [a for a in self.allocations if a.place is place]

@@ -31,8 +31,6 @@ def check_host_memory(
     config: of the recipe's model. What fits by a rough bound is not predicted. Raises Refused where it is more than the
     machine has, or than its control group or the limits on this process leave of it.
     """
-    if not recipe.offloaded.uses_host:
-        return
     memory = host_memory()
     try:
         whole = recipe.override(micro_batch_size=recipe.batch_size)  # what all micro-batches keep waits at once

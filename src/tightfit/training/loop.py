@@ -22,7 +22,7 @@ from tightfit.training.listeners import Listener
 from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate, length_field
-from tightfit.training.state import DispatchedStep, Interval, TrainerState
+from tightfit.training.state import DispatchedStep, Interval, OutOfMemoryInLoop, TrainerState
 from tightfit.training.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -116,22 +116,24 @@ class TrainingLoop:
 
     @contextmanager
     def kept_when_out_of_memory(self, unread: Callable[[], DispatchedStep | None]) -> Iterator[None]:
-        """Around the loop, and what follows it: what OutOfMemory says of the steps taken, saved where memory allows it
-        once that of the failed one is given back. unread: the last of them, where it still is."""
+        """Around the loop, and what follows it: an OutOfMemory says of the steps taken how many they were. They are
+        saved where memory allows it once that of the failed one is given back. unread: the last of them, where it still
+        is. Raises OutOfMemoryInLoop."""
         try:
             yield
         except OutOfMemory as error:
-            error.step = self.state.step
+            found = OutOfMemoryInLoop(*error.args)
+            found.step = self.state.step
             if self.recipe.recover and self.step.intact and self.world.size == 1:
-                error.held = self.step.held_memory()
+                found.held = self.step.held_memory()
                 for failed in (error.__context__, error):  # whose frames hold the tensors of the step that failed
                     clear_frames(failed.__traceback__ if failed else None)
                 if (last := unread()) is not None and last.number > len(self.state.losses) + self.state.first_step:
                     self._record(last)
                 with suppress(OutOfMemory):
                     self.save()
-                    error.state = self.state
-            raise
+                    found.state = self.state
+            raise found from None
 
     def _remember(self, evaluations: Sequence[dict[str, Any]]) -> None:
         """Take up the evaluations that this run made before it went on here."""

@@ -15,7 +15,7 @@ from tightfit.recipe.resume import ROUNDING
 from tightfit.techniques.offload import STREAMED
 from tightfit.text import size
 from tightfit.training.session import Session
-from tightfit.training.state import TrainerState
+from tightfit.training.state import OutOfMemoryInLoop, TrainerState
 from tightfit.training.summary import Summary
 
 
@@ -31,11 +31,12 @@ def train_on(
     caller's own whose weights are lost.
     """
     while True:
-        recipe, state, steps = session.recipe, failed.state, failed.step
-        lost = session.module is not None and state is None
+        recipe = session.recipe
         found = less_memory(recipe, session.device)
-        if not recipe.recover or steps is None or lost or world.size > 1 or found is None:
+        if (not recipe.recover or world.size > 1 or found is None or not isinstance(failed, OutOfMemoryInLoop)
+                or (session.module is not None and failed.state is None)):
             raise OutOfMemory(f"{failed}. Try: {'; or '.join(memory_suggestions(recipe, session.device))}") from None
+        state, steps = failed.state, failed.step
         change, recipe = found
         start = f"from step {steps}" if state or not steps else "from the newest checkpoint, or from the start"
         held = "; held then: " * bool(failed.held) + ", ".join(f"{n} {size(count)}" for n, count in failed.held.items())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from tightfit.backends.base import Metric, PendingResult, StepResult
+from tightfit.errors import OutOfMemory
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,18 @@ class TrainerState:
     best_metrics: dict[str, Any] = field(default_factory=dict)
     stopped_by: str | None = None
     early_stopped: bool = False
+
+
+class OutOfMemoryInLoop(OutOfMemory):
+    """An OutOfMemory in training's loop, or in what follows it.
+
+    step: how many steps the loop had taken. state: its account of them, where they were saved. held: bytes of the
+    device by what held them then, where that is known.
+    """
+
+    step: int
+    state: TrainerState | None = None
+    held: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass

@@ -199,30 +199,42 @@ class Trainer:
                 folder, log, self.listener, profile, world, session.utilization(),
             )
             if found is not None:
-                loop.resume(found)
-                if taken is not None:
-                    loop.carry(taken)
-                longer = before is not None and before.max_steps != recipe.max_steps
-                self.listener.message(f"resuming from step {found.step} of {recipe.max_steps}"
-                                      + respaced(recipe, found.step) * longer)
+                self._resume(loop, found, before, taken)
             state = loop.run()
             if state.stopped_by is not None:
                 return summarize(session, step, data, state, folder.path, began, world)
-            with loop.kept_when_out_of_memory(lambda: None):
-                if recipe.load_best_model_at_end:
-                    from tightfit.training.best_checkpoint import load_best  # for these alone
-
-                    load_best(step, state, folder, world, self.listener.message)
-                step.export(folder.path / MODEL, data.classes)
-            summary = summarize(session, step, data, state, folder.path, began, world)
-            if world.rank == 0:
-                finish_model(folder.path / MODEL, recipe, data, session)
-                folder.write_json(SUMMARY, summary.to_dict())
-            summary = replace(summary, sample=sample_text(recipe, step, data, self.listener.message))
-            if how := loaded_by(folder.path / MODEL, recipe):
-                self.listener.message(how)
+            summary = self._finish(loop, session, data, began)
         if world.rank == 0:
             folder.write_json(SUMMARY, summary.to_dict())
+        return summary
+
+    def _resume(
+        self, loop: TrainingLoop, found: checkpoints.Checkpoint, before: Recipe | None, taken: TrainerState | None
+    ) -> None:
+        """Let a loop go on from a checkpoint. before: the recipe that the run had. taken: as of `_train`."""
+        loop.resume(found)
+        if taken is not None:
+            loop.carry(taken)
+        longer = before is not None and before.max_steps != loop.recipe.max_steps
+        self.listener.message(f"resuming from step {found.step} of {loop.recipe.max_steps}"
+                              + respaced(loop.recipe, found.step) * longer)
+
+    def _finish(self, loop: TrainingLoop, session: Session, data: Prepared, began: float) -> Summary:
+        """Write the model of a loop that ended, a sample of its text, and the summary."""
+        step, folder, world, log = loop.step, loop.folder, loop.world, self.listener.message
+        with loop.kept_when_out_of_memory(lambda: None):
+            if loop.recipe.load_best_model_at_end:
+                from tightfit.training.best_checkpoint import load_best  # for these alone
+
+                load_best(step, loop.state, folder, world, log)
+            step.export(folder.path / MODEL, data.classes)
+        summary = summarize(session, step, data, loop.state, folder.path, began, world)
+        if world.rank == 0:
+            finish_model(folder.path / MODEL, loop.recipe, data, session)
+            folder.write_json(SUMMARY, summary.to_dict())
+        summary = replace(summary, sample=sample_text(loop.recipe, step, data, log))
+        if how := loaded_by(folder.path / MODEL, loop.recipe):
+            log(how)
         return summary
 
     def _prepare(self, session: Session, world: World) -> Prepared:

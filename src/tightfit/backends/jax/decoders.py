@@ -23,6 +23,7 @@ from tightfit.backends.jax.network import (
     linear,
     rms_norm,
 )
+from tightfit.bundled import NORM_EPS, TRUNCATED_STD
 from tightfit.errors import ModelError
 from tightfit.models import TransformerConfig
 from tightfit.tasks import Array
@@ -31,10 +32,6 @@ LLAMA_LIKE = ("llama", "mistral", "qwen2")
 """The model types of Llama's shape."""
 FAMILIES = ("transformer-156m", "gpt2", *LLAMA_LIKE)
 """The models that are here."""
-NORM_EPS = 1e-6
-"""Of the bundled transformer."""
-TRUNCATED_STD = 0.87962566103423978
-"""Standard deviation of a unit normal cut off at two standard deviations."""
 ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
     "gelu_new": partial(jax.nn.gelu, approximate=True), "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
     "gelu": partial(jax.nn.gelu, approximate=False), "relu": jax.nn.relu, "silu": jax.nn.silu,

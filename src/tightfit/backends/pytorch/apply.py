@@ -88,7 +88,6 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     updates.WithForward: update.by_block,
     updates.InBackward: update.by_block,
     parallels.NoParallel: unchanged,
-    parallels.Dp: later("parallel", "dp"),
     parallels.Ddp: later("parallel", "ddp"),
     parallels.Fsdp: later("parallel", "fsdp"),
     parallels.Zero: later("parallel", "zero"),
@@ -99,5 +98,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
 ABSENT: Mapping[type[Technique], str] = {
     accumulations.Scan: "PyTorch's micro-batches run one after the other, and are not compiled as one program; write "
     "accumulation=loop, or backend=jax",
+    parallels.Dp: "PyTorch's DataParallel copies the model at every step, and serves a ladder's rungs alone; write "
+    "parallel=ddp, or parallel=dp with backend=jax",
 }
 """Techniques that this backend does not have, with the reason."""

@@ -32,7 +32,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 def assemble(
     recipe: Recipe, device: Device, torch_device: torch.device, model: nn.Module | None = None,
-    change: Callable[[Build], Build] | None = None, config: Any = None, on_several: bool = False,
+    change: Callable[[Build], Build] | None = None, config: Any = None,
 ) -> Build:
     """The model with every technique of a resolved recipe applied.
 
@@ -41,11 +41,9 @@ def assemble(
     model: a module of the caller's own, instead of what `recipe.model` names.
     change: what to do to the build before the techniques are applied.
     config: the recipe's model's configuration, where it was read before.
-    on_several: whether the caller has what several devices need, and `parallel` is not to be refused.
     Raises Refused with all reasons where a technique cannot serve.
     """
-    answered = ("parallel",) if on_several else ()
-    reasons = [*recipe.refusals(device, answered), *absences(recipe, ABSENT)]
+    reasons = [*recipe.refusals(device), *absences(recipe, ABSENT)]
     if reasons:
         raise Refused("; ".join(reasons))
     build = bare_build(recipe, device, torch_device, model, config)
@@ -80,11 +78,7 @@ def bare_build(
         # Only whoever has experts pays for it.
         from tightfit.backends.pytorch.experts.functions import use_ours
 
-        use_ours(model)
-        if recipe.compiled and recipe.precision != "auto" and recipe.precision.activations_in != "bfloat16":
-            uncompiled = ("compile: torch compiles grouped products in bf16 alone; blocks with experts run in part or "
-                          "whole uncompiled, so write precision=bf16, or compile=off")
-            notes = (*notes, uncompiled)
+        notes = (*notes, *use_ours(model, recipe))
     norms = [name for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)]
     if recipe.mode == "train" and norms and recipe.micro_batch_size != recipe.batch_size:
         of_one = (f"accumulation: {norms[0]} normalises over each micro-batch by itself, so that results follow "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
-from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.models import logits_of
+from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss, Tally
 from tightfit.backends.pytorch.world import ALONE, TensorWorld
 from tightfit.devices import Device
@@ -24,11 +24,11 @@ from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
 from tightfit.techniques.offload import HostShares
-from tightfit.trace import Phase
 
 if TYPE_CHECKING:
-    from tightfit.backends.pytorch.experts.routing import Routing
+    from tightfit.backends.pytorch.step import Step
     from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
+    from tightfit.backends.pytorch.update import WeightUpdate
 
 Context = Callable[[], AbstractContextManager[Any]]
 MaskArguments = Callable[[TensorBatch], dict[str, Any]]
@@ -38,79 +38,19 @@ GlobalBatches = Callable[[GlobalBatchSource, int, int], Iterator[TensorGlobalBat
 GradientSync = Callable[[bool], AbstractContextManager[Any]]
 
 
-class MicroBatchPasses(Protocol):
-    """A step's forward and backward pass over one micro-batch, which `accumulation` puts in order."""
-
-    @property
-    def blocks(self) -> BlockCalls | None:
-        """The calls of the model's blocks, where the build wants them."""
-
-    def enter(self, phase: Phase, doing: str) -> None:
-        """Say what comes next."""
-
-    def select(self, number: int) -> None:
-        """Say which micro-batch's pass goes on, where others came between."""
-
-    def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
-        """The summed loss of a global batch's micro-batch, detached; the first is number 0."""
-
-    def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
-        """Add the gradients of the loss made last, over the global batch's denominator."""
-
-
-class Update(Protocol):
-    """The update of the weights: it owns clipping, the scaler, stepping, dropping gradients, and the state of these.
-
-    optimizer: the one it steps. scaled: whether losses are scaled for fp16: infinite gradients only skip a step then.
-    """
-
-    optimizer: Optimizer
-
-    @property
-    def scaled(self) -> bool: ...
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """The loss that the backward pass starts from."""
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss, scaled."""
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Use `learning_rate` for the gradients that are summed from now on."""
-
-    def __call__(self) -> Tensor | None:
-        """Learn from the gradients, and drop them. Returns their norm before clipping, if it was taken."""
-
-    def steps(self) -> tuple[int, int]:
-        """Calls of the optimizer's step that began, and that ended: an error leaves fewer."""
-
-    def abandon(self) -> None:
-        """Drop the gradients of a step that failed."""
-
-    def flush(self) -> None:
-        """Finish what was put off: before anything else reads weights or optimizer states."""
-
-    def close(self) -> None:
-        """Finish what was put off, and give the model back as an ordinary one. No step follows."""
-
-    def make_states(self, *, late: bool = False) -> None:
-        """Allocate optimizer states by a step that learns nothing. late: those alone of the second step, for which
-        updates wait."""
-
-    def new_optimizer(self) -> None:
-        """Go on with a new optimizer, without states."""
-
-    def save(self, folder: Path) -> dict[str, Any]:
-        """Write a checkpoint's tensors into a folder; return the rest, as JSON values. All processes call this."""
-
-    def load(self, folder: Path, meta: dict[str, Any]) -> None:
-        """Go on from what `save` wrote, and returned. Raises CheckpointError."""
-
-
 Check = Callable[["Build", TensorBatch, Tensor], None]
 TrainingLoss = Callable[[TensorBatch, Check | None], Tensor]
-Accumulation = Callable[["Build", MicroBatchPasses, TensorGlobalBatch], Tensor]
+Accumulation = Callable[["Build", "Step", TensorGlobalBatch], Tensor]
 """Runs every micro-batch's passes, in its order; returns the global batch's summed loss."""
+
+
+SaveModel = Callable[["Build", Path, dict[int, str] | None], None]
+"""Writes the trained model into a folder, with names for its classes. All processes call it."""
+
+
+def save_whole(build: Build, folder: Path, classes: dict[int, str] | None) -> None:
+    """The model as others read it."""
+    save_model(build.model, folder, classes, first=build.world.rank == 0)
 
 
 def no_mask(batch: TensorBatch) -> dict[str, Any]:
@@ -158,6 +98,7 @@ class Build:
     world: the processes that train this model together, and average their gradients.
     training_loss: a micro-batch's summed loss in training where the model is not called alone; None where it is.
     gradient_sync: entered around a micro-batch's passes; told whether it is the last, when processes average gradients.
+    save_model: writes what was trained.
     drop_gathered: called after a forward pass that no backward pass follows: weights gathered from other processes go.
     own_model: whether the model is a module of the caller's own.
     notes: sentences for the person running this, such as a risky combination.
@@ -179,13 +120,14 @@ class Build:
     accumulation: Accumulation | None = None
     host_share: HostShares = field(default_factory=HostShares)
     calls_blocks: bool = False
-    update_factory: Callable[[Build, BlockCalls | None], Update] | None = None
+    update_factory: Callable[[Build, BlockCalls | None], WeightUpdate] | None = None
     global_batches: GlobalBatches | None = None
     compile_backend: CompileBackend | None = None
     evaluation_dtype: torch.dtype | None = None
     world: TensorWorld = ALONE
     training_loss: TrainingLoss | None = None
     gradient_sync: GradientSync = no_sync
+    save_model: SaveModel = save_whole
     drop_gathered: Callable[[], None] = nothing_gathered
     own_model: bool = False
     notes: tuple[str, ...] = ()
@@ -197,28 +139,6 @@ class Build:
     def forward_context(self) -> AbstractContextManager[None]:
         """Everything that surrounds a forward pass and its loss."""
         return _held(self.forward_contexts)
-
-    def block_calls(self) -> BlockCalls | None:
-        """The calls of the model's blocks from now on, where a technique works between them."""
-        if not self.calls_blocks:
-            return None
-        # Only whoever asks for it pays for it.
-        from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
-        from tightfit.backends.pytorch.techniques.by_block.parts import Parts
-        from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers
-
-        transfers, share = Transfers(self.torch_device, pinned=self.device.kind == "cuda"), self.host_share
-        return BlockCalls(Parts(self.model, self.stacks), transfers, activations=share.activations,
-                          embeddings=share.embeddings)
-
-    def routing(self) -> Routing | None:
-        """The losses of the model's routers from now on, where it has experts or the recipe takes it that it has."""
-        asked = self.recipe.router_aux_loss_coef or self.recipe.router_z_loss_coef
-        if not asked and not has_experts(self.model):
-            return None
-        from tightfit.backends.pytorch.experts.routing import routing_of
-
-        return routing_of(self)
 
     def optimizer(self) -> Optimizer:
         """A new optimizer over the finished model."""

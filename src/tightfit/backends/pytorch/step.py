@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import determinism_guard, memory_guard, model_guard
+from tightfit.backends.pytorch.experts import Routing, may_route
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.inspection import check_outputs, compile_seconds, op_names
 from tightfit.backends.pytorch.models import active_parameters, parameter_count
 from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep
-from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.sharding import full_tensor, is_on_drive, local_shard
 from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
 from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
@@ -29,6 +29,9 @@ from tightfit.metrics import Evaluation, Total
 from tightfit.system import peak_process_memory
 from tightfit.tasks import GlobalBatch
 from tightfit.trace import Phase
+
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 
 Watch = Callable[[Phase], None]
 
@@ -46,7 +49,11 @@ class Step:
         assert build.update_factory is not None
         self.build = build
         self.watch = watch
-        self.blocks = build.block_calls()
+        self.blocks: BlockCalls | None = None
+        if build.calls_blocks:
+            from tightfit.backends.pytorch.techniques.by_block.block_calls import block_calls_of  # for these alone
+
+            self.blocks = block_calls_of(build)
         self.update = build.update_factory(build, self.blocks)
         self.steps = 0
         self._highest = 0
@@ -54,7 +61,11 @@ class Step:
         self._explains = self._to_inspect = inspect
         self.attention_kernels: tuple[str, ...] = ()
         self.experts_functions: tuple[str, ...] = ()
-        self.routing = build.routing()
+        self.routing = Routing()
+        if may_route(build):
+            from tightfit.backends.pytorch.experts.routing import routing_of  # for these alone
+
+            self.routing = routing_of(build)
         self._loss: Tensor | None = None
         self._denominator = 1.0
         self._stepped, self._reporting = 0, False
@@ -120,23 +131,20 @@ class Step:
             self.build.loss.check(self.build, global_batch.micro_batches[0].to(self.build.torch_device))
         # The count is of the whole global batch, and processes average their gradients.
         self._denominator = max(global_batch.count, 1) / self.build.world.size
-        if self.routing is not None:
-            one = torch.full((), self.build.world.size, dtype=torch.float32, device=self.build.torch_device)
-            self.routing.begin(global_batch, self.update.scale(one))
+        self.routing.begin(global_batch, self.update.scale)
         return self.build.accumulation(self.build, self, global_batch)
 
     def forward(self, global_batch: TensorGlobalBatch, number: int) -> Tensor:
+        """The summed loss of a global batch's micro-batch, detached; the first is number 0."""
         self.enter(Phase.FORWARD, f"the forward pass of micro-batch {number + 1} of {len(global_batch.micro_batches)}")
         batch = global_batch.micro_batches[number].to(self.build.torch_device)
-        if self.routing is not None:
-            self.routing.enter(number, batch)
+        self.routing.enter(number, batch)
         if self._to_inspect:
             self._to_inspect = False
             with op_names() as names:
                 self._loss = self._training_loss(batch, check_outputs)
             self.attention_kernels = tuple(kernel_names(names()))
-            if self.routing is not None:
-                self.experts_functions = self.routing.function_names(names())
+            self.experts_functions = self.routing.function_names(names())
         else:
             self._loss = self._training_loss(batch, None)
         return self._loss.detach()
@@ -146,10 +154,11 @@ class Step:
         return made(batch, check)
 
     def select(self, number: int) -> None:
-        if self.routing is not None:
-            self.routing.select(number)
+        """Say which micro-batch's pass goes on, where others came between."""
+        self.routing.enter(number)
 
     def backward(self, global_batch: TensorGlobalBatch, number: int) -> None:
+        """Add the gradients of the loss made last, over the global batch's denominator."""
         of = len(global_batch.micro_batches)
         self.enter(Phase.BACKWARD, f"the backward pass of micro-batch {number + 1} of {of}")
         assert self._loss is not None
@@ -158,8 +167,7 @@ class Step:
 
     def _report(self, loss: Tensor, norm: Tensor | None, count: int) -> PendingStep:
         self.build.world.all_reduce_(loss)
-        more = () if self.routing is None else self.routing.figures()
-        metrics = None if self.routing is None else self.routing.metrics()
+        more, metrics = self.routing.report()
         if loss.device.type != "cuda":
             figures = [loss.item(), NOT_CLIPPED if norm is None else norm.item(), *(figure.item() for figure in more)]
             return PendingStep(figures, count, self.update.scaled, metrics)
@@ -225,20 +233,12 @@ class Step:
     def export(self, folder: Path, classes: dict[int, str] | None) -> None:
         self._flush("writing the model")
         with self._guarded("writing the model"):
-            first = self.build.world.rank == 0
-            if self.build.recipe.trainable.adapts:
-                from tightfit.backends.pytorch.techniques.adapters import folder as adapter_folder  # for these alone
-
-                if first:
-                    adapter_folder.save_adapter(self.build, folder, classes)
-            else:
-                save_model(self.build.model, folder, classes, first=first)
+            self.build.save_model(self.build, folder, classes)
 
     def close(self) -> None:
         with self._guarded("giving the model back"):
             self.update.close()
-            if self.routing is not None:
-                self.routing.close()
+            self.routing.close()
 
     def is_finite(self) -> bool:
         self._flush("looking for weights that are not finite")
@@ -273,9 +273,9 @@ class Step:
         return gpu_memory().context
 
     def enter(self, phase: Phase, doing: str) -> None:
+        """Say what comes next."""
         self._doing = doing
-        if self.routing is not None:
-            self.routing.record(phase is Phase.FORWARD)
+        self.routing.record(phase is Phase.FORWARD)
         if self.watch is not None:
             self.watch(phase)
 

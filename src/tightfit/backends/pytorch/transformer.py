@@ -15,12 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tightfit.backends.pytorch.techniques.attention.functions import FUNCTIONS, SDPA
+from tightfit.bundled import NORM_EPS, TRUNCATED_STD
 from tightfit.errors import ModelError
 from tightfit.models import OUR_TRANSFORMER, TransformerConfig
-
-TRUNCATED_STD = 0.87962566103423978
-"""Standard deviation of a unit normal cut off at two standard deviations."""
-NORM_EPS = 1e-6
 
 
 class TransformerOutput(NamedTuple):

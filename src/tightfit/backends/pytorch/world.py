@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from tightfit.backends.world import LAUNCHER, Alone, LaunchedProcess, World
+from tightfit.backends.world import LAUNCHER, LaunchedProcess, World
 from tightfit.errors import LostProcess, Refused, SaidElsewhere, TightfitError, one_line
 from tightfit.system import end_with
 
@@ -31,37 +31,31 @@ SPOKEN = "tightfit/spoken"
 """The store's count of processes that had an error to say."""
 
 
-class TensorWorld(World, Protocol):
-    """The processes of a run, with what they exchange of tensors."""
+class TensorWorld(World):
+    """The processes of a run, with what they exchange of tensors: here one alone.
+
+    simulated: whether the other processes are not there, as in a prediction.
+    """
+
+    simulated = False
 
     def all_reduce_(self, tensor: Tensor) -> None:
         """Replace a tensor of the device by its sum over the processes."""
 
     def all_gather(self, value: T) -> list[T]:
         """The processes' values, by rank."""
-
-    def mesh(self, device: str) -> DeviceMesh | None:
-        """The processes in a row, with a device of that kind each; None for one alone."""
-
-
-class OneProcess(Alone):
-    """The world of a run in one process."""
-
-    def all_reduce_(self, tensor: Tensor) -> None:
-        """It is the sum."""
-
-    def all_gather(self, value: T) -> list[T]:
         return [value]
 
     def mesh(self, device: str) -> DeviceMesh | None:
+        """The processes in a row, with a device of that kind each; None for one alone."""
         return None
 
 
-ALONE: TensorWorld = OneProcess()
+ALONE = TensorWorld()
 
 
-class TorchWorld:
-    """The processes of torch's default process group. See `TensorWorld` for what each method promises."""
+class TorchWorld(TensorWorld):
+    """The processes of torch's default process group."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()

@@ -140,8 +140,8 @@ def evaluated(trace: Trace, recipe: Recipe, estimate: Estimate) -> Evaluated:
     if not inside.any():
         inside[:] = True
     extra, step = untraced(trace, "allocator"), trace.last_step()
-    begins = [s.start for s in trace.spans if step is not None and s.step == step.step and s.name == "optimizer"]
-    held = trace.by_category(begins[0] if begins else trace.peak()[0])
+    updates = [] if step is None else trace.spans_of("optimizer", step.step)
+    held = trace.by_category(updates[0].start if updates else trace.peak()[0])
     weights = [a for a in trace.allocations if a.category is Category.WEIGHTS]
     parts = recipe.parallel.process_count if recipe.parallel.shards else 1
     return Evaluated(

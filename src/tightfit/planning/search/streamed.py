@@ -161,8 +161,7 @@ def with_least_memory(recipe: Recipe) -> Recipe:
 def streams_as_asked(recipe: Recipe) -> bool:
     """Whether a recipe as written keeps blocks in host memory, whose traces are long, and leaves open what decides how
     much of them is kept on the device."""
-    offload = recipe.offload
-    return offload != "auto" and offload.shares.needs_by_block and recipe.checkpointing == "auto"
+    return recipe.offloaded.needs_by_block and recipe.checkpointing == "auto"
 
 
 def _recomputes(recipe: Recipe) -> bool:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.backends.pytorch.experts.experts_cases import CONFIGS, WHOLE, moe_model, moe_step, ragged
 from tightfit.backends.pytorch.experts.active_parameters import experts_of
 from tightfit.backends.pytorch.experts.functions import OURS, use_ours
+from tightfit.recipe import Recipe
 
 IDS = torch.arange(2 * 20).reshape(2, 20) % 90 + 3
 
@@ -41,7 +42,7 @@ def test_results_and_gradients_are_transformers_own(name, kind):
     model = moe_model(name)
     ours = copy.deepcopy(model)
     model.set_experts_implementation(kind)
-    use_ours(ours)
+    use_ours(ours, Recipe())
     assert ours.config._experts_implementation == OURS
 
     wanted, found = learned(model), learned(ours)
@@ -78,7 +79,7 @@ def test_experts_are_found_by_their_shape():
 
 def test_an_expert_without_tokens_has_no_gradient():
     model = moe_model("olmoe")
-    use_ours(model)
+    use_ours(model, Recipe())
     (experts, *_) = experts_of(model)
     hidden, chosen = torch.randn(5, 32), torch.tensor([[0, 2]] * 5)
     experts(hidden, chosen, torch.full((5, 2), 0.5)).sum().backward()

@@ -21,14 +21,14 @@ from tightfit.trace import Place, Stream, Trace
 PROCESSES = 4
 
 
-def planned(tiny: dict[str, Any], knobs: dict[str, Any]) -> Trace:
+def planned(tiny: dict[str, Any], knobs: dict[str, Any], processes: int = PROCESSES) -> Trace:
     """On GPUs, with two micro-batches for each process."""
     overrides = {**tiny["model_overrides"], "n_layer": 4, "n_embd": 256}
     values = {**tiny, "model_overrides": overrides, "batch_size": 16, "micro_batch_size": 2, "device": "auto",
               "precision": "fp32", "loss": "plain", "optimizer": {"name": "adamw", "implementation": "fused"},
               "parallel": zero(knobs)}  # fmt: skip
-    recipe = Recipe.from_dict(values).among(PROCESSES)
-    device = replace(find_device("rtx-3090"), cards=PROCESSES)
+    recipe = Recipe.from_dict(values).among(processes)
+    device = replace(find_device("rtx-3090"), cards=processes)
     return PytorchBackend().predict(resolve(recipe, device), device)
 
 
@@ -52,6 +52,11 @@ def test_a_process_holds_its_parts(tiny, knobs):
     assert held(trace, Place.DEVICE) == pytest.approx(device, rel=0.01, abs=0.01 * whole)
     assert held(trace, Place.HOST) == pytest.approx(host, rel=0.01)
     assert "declared, from its source" in " ".join(trace.notes)
+
+
+def test_one_process_holds_it_all(tiny):
+    one, all_of_them = (held(planned(tiny, {"stage": 3}, processes), Place.DEVICE) for processes in (1, PROCESSES))
+    assert one == pytest.approx(PROCESSES * all_of_them, rel=0.01)
 
 
 def test_all_parts_wait_on_a_drive_and_gradients_are_summed_in_the_hosts_memory(tiny):

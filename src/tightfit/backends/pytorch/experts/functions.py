@@ -16,6 +16,8 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tightfit.recipe import Recipe
+
 GROUPED = "grouped_mm"
 """transformers' name of the function that sorts tokens by expert and multiplies each expert's in one group."""
 OURS = "tightfit_grouped_mm"
@@ -23,14 +25,19 @@ NAMES = {"aten::_grouped_mm": GROUPED, "transformers::grouped_mm_fallback": "a l
 """Names of the functions, by an op that only that function runs."""
 
 
-def use_ours(model: nn.Module) -> None:
-    """Let our function compute the model's experts where transformers' `grouped_mm` would."""
+def use_ours(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
+    """Let our function compute the model's experts where transformers' `grouped_mm` would. Returns notes on how it runs
+    by this recipe."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(OURS, grouped_experts)
     for part in model.modules():
         if isinstance(part, transformers.PreTrainedModel) and part.config._experts_implementation == GROUPED:
             part.config._experts_implementation = OURS
+    if not recipe.compiled or recipe.precision == "auto" or recipe.precision.activations_in == "bfloat16":
+        return ()
+    return ("compile: torch compiles grouped products in bf16 alone; blocks with experts run in part or whole "
+            "uncompiled, so write precision=bf16, or compile=off",)
 
 
 def grouped_experts(experts: Any, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tensor:

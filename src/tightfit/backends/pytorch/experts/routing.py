@@ -13,7 +13,7 @@ the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from tightfit.backends.base import Metric
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
+from tightfit.backends.pytorch.experts import Routing
 from tightfit.backends.pytorch.experts.functions import function_names
 from tightfit.backends.pytorch.pending_step import Metrics
 from tightfit.errors import Refused
@@ -74,25 +75,25 @@ def _router(module: nn.Module, logits_index: int, config: Any) -> Router | None:
     return Router(module, logits_index, experts, chosen)
 
 
-class Routing:
-    """A model's routers while its steps run. `begin` a global batch, then `enter` each micro-batch before its forward
-    pass, and `select` one that others came between; `metrics` is for the step's end.
+class RouterLosses(Routing):
+    """A model's routers while its steps run.
 
     exact: whether f_e is that of the whole global batch, as where all micro-batches pass a router before the first
         one's backward pass does; else it is a micro-batch's own.
-    shared: whether it is summed up by several of them.
+    counts_whole_batch: whether it is summed up by several of them.
+    token_mask: 1 for tokens of the micro-batch at hand, 0 for padding, (tokens,); None where nothing is padded.
     """
 
     def __init__(self, build: Build, routers: tuple[Router, ...]) -> None:
         self._build = build
         self.balance_coefficient, self.z_coefficient = (coefficient(build, name) for name in COEFFICIENTS)
         self.compiled, self.recording = build.recipe.compiled, False
-        self.exact, self.shared = True, False
+        self.exact, self.counts_whole_batch = True, False
         self.experts, self.chosen = routers[0].experts, routers[0].chosen
         self.tokens = 1
         self.factor, self.recorded = (torch.ones((), device=build.torch_device) for _ in "fr")
-        self.real: Tensor | None = None
-        self._real: dict[int, Tensor] = {}
+        self.token_mask: Tensor | None = None
+        self._token_masks: dict[int, Tensor] = {}
         # By router: choices of each expert, summed probabilities of each, summed z-loss and balance loss; rows begin
         # where a compiler expects tensors to.
         width = -(-(2 * self.experts + 2) // ALIGNED) * ALIGNED
@@ -104,38 +105,32 @@ class Routing:
             hook = torch.compiler.disable(hook) if self.compiled and build.calls_blocks else hook
             self._hooks.append(router.module.register_forward_hook(hook))
 
-    def begin(self, global_batch: TensorGlobalBatch, scale: Tensor) -> None:
-        """A global batch's passes follow. scale: the loss's, for fp16, times the processes that average gradients."""
-        count, sweep_of = len(global_batch.micro_batches), getattr(self._build.accumulation, "sweep_of", None)
-        self.shared = count > 1 and sweep_of is not None and sweep_of(count) >= count
-        self.exact = (count == 1 or self.shared) and self._build.world.size == 1
+    def begin(self, global_batch: TensorGlobalBatch, scale: Callable[[Tensor], Tensor]) -> None:
+        build, count = self._build, len(global_batch.micro_batches)
+        accumulation = build.recipe.accumulation
+        self.counts_whole_batch = (count > 1 and accumulation != "auto" and accumulation.by_block
+                                   and accumulation.sweep_of(count) >= count)
+        self.exact = (count == 1 or self.counts_whole_batch) and build.world.size == 1
         self.tokens = global_batch.tokens
-        self.factor = scale / (len(self._hooks) * self.tokens)
-        self._real.clear()
+        one = torch.full((), build.world.size, dtype=torch.float32, device=build.torch_device)  # gradients are averaged
+        self.factor = scale(one) / (len(self._hooks) * self.tokens)
+        self._token_masks.clear()
         self._figures.zero_()
 
-    def enter(self, number: int, batch: TensorBatch) -> None:
-        """The micro-batch of that number goes forward."""
-        if batch.padding is not None:
-            self._real[number] = batch.padding.flatten().float()
-        self.select(number)
-
-    def select(self, number: int) -> None:
-        """The micro-batch of that number runs now."""
-        self.real = self._real.get(number)
+    def enter(self, number: int, batch: TensorBatch | None = None) -> None:
+        if batch is not None and batch.padding is not None:
+            self._token_masks[number] = batch.padding.flatten().float()
+        self.token_mask = self._token_masks.get(number)
 
     def record(self, recording: bool) -> None:
-        """Say whether a forward pass runs, and no recomputation."""
         if self.compiled and recording != self.recording:
             self.recorded.fill_(float(recording))  # one compiled graph for both
         self.recording = recording
 
     def function_names(self, ops: Iterable[str]) -> tuple[str, ...]:
-        """Names of the functions that computed the experts in a forward pass that ran these ops."""
         return function_names(self._build.model, ops)
 
     def close(self) -> None:
-        """Let the model be as it was."""
         for hook in self._hooks:
             hook.remove()
 
@@ -143,19 +138,16 @@ class Routing:
         """The choices of the global batch so far: (routers, experts)."""
         return self._figures[:, : self.experts]
 
-    def figures(self) -> tuple[Tensor, ...]:
-        """The balance loss, the z-loss and the fullest expert's share over the mean one, of the whole global batch:
-        means over routers, but the largest for the last."""
+    def report(self) -> tuple[tuple[Tensor, ...], Metrics | None]:
+        """The balance loss, the z-loss and the fullest expert's share over the mean one: means over routers, but the
+        largest for the last."""
         self._build.world.all_reduce_(self._figures)
         shares = self.counts() / (self.tokens * self.chosen)
         _, probabilities, sums, _ = self._figures.split(
             [self.experts, self.experts, 2, self._figures.shape[1] - 2 * self.experts - 2], dim=1)
         balance = self.experts * (shares * probabilities).sum(1) if self.exact else sums[:, 1]
-        return balance.mean() / self.tokens, sums[:, 0].mean() / self.tokens, self.experts * shares.max()
-
-    def metrics(self) -> Metrics:
-        """The reading of this global batch's `figures`, which may come when the next one has begun."""
-        return partial(_metrics, self.tokens, self.exact)
+        figures = balance.mean() / self.tokens, sums[:, 0].mean() / self.tokens, self.experts * shares.max()
+        return figures, partial(_metrics, self.tokens, self.exact)
 
 
 def _metrics(tokens: int, exact: bool, figures: list[float]) -> dict[str, Metric]:
@@ -170,7 +162,7 @@ def _metrics(tokens: int, exact: bool, figures: list[float]) -> dict[str, Metric
 class _Hook:
     """A forward hook of one router. row: its figures."""
 
-    def __init__(self, routing: Routing, router: Router, row: Tensor) -> None:
+    def __init__(self, routing: RouterLosses, router: Router, row: Tensor) -> None:
         self.routing, self.router, self.row = routing, router, row
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
@@ -186,24 +178,25 @@ class _Hook:
         """Add a micro-batch's choices and losses. logits: (tokens, experts). counts: (experts,)."""
         routing, logits = self.routing, logits.float()
         probabilities, z = logits.softmax(-1), logits.logsumexp(-1).square()
-        if routing.real is not None:
-            probabilities, z = probabilities * routing.real[:, None], z * routing.real
+        mask = routing.token_mask
+        if mask is not None:
+            probabilities, z = probabilities * mask[:, None], z * mask
         summed = probabilities.sum(0)
         balance = routing.experts * (_shares(counts) * summed).sum()
         found = torch.cat((counts, summed, z.sum()[None], balance[None]))
         self.row[: found.shape[0]].add_(found * routing.recorded)
 
-    def gradient(self, logits: Tensor, counts: Tensor, real: Tensor | None) -> Tensor:
+    def gradient(self, logits: Tensor, counts: Tensor, token_mask: Tensor | None) -> Tensor:
         """The gradient of both losses, times their coefficients, by a router's logits."""
         routing, wide = self.routing, logits.float()
         probabilities = wide.softmax(-1)
-        shares = _shares(self.row[: routing.experts] if routing.shared else counts)
+        shares = _shares(self.row[: routing.experts] if routing.counts_whole_batch else counts)
         slope = shares * (routing.balance_coefficient * routing.experts)
         inner = slope - (probabilities * slope).sum(-1, keepdim=True)
         if routing.z_coefficient:
             inner = inner + wide.logsumexp(-1, keepdim=True) * (2 * routing.z_coefficient)
         gradient = probabilities * inner * routing.factor
-        return (gradient if real is None else gradient * real[:, None]).to(logits.dtype)
+        return (gradient if token_mask is None else gradient * token_mask[:, None]).to(logits.dtype)
 
 
 def _shares(counts: Tensor) -> Tensor:
@@ -215,36 +208,36 @@ class _WithLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, handed_on: Tensor, logits: Tensor, chosen: Tensor, hook: _Hook) -> Tensor:
-        real, flat = hook.routing.real, chosen.reshape(-1)
-        weights = torch.ones_like(flat, dtype=torch.float32) if real is None \
-            else real[:, None].expand_as(chosen).reshape(-1)
+        mask, flat = hook.routing.token_mask, chosen.reshape(-1)
+        weights = torch.ones_like(flat, dtype=torch.float32) if mask is None \
+            else mask[:, None].expand_as(chosen).reshape(-1)
         counts = logits.new_zeros(logits.shape[-1], dtype=torch.float32).scatter_add_(0, flat, weights)
         if hook.routing.recording or hook.routing.compiled:
             hook.record(logits, counts)
-        ctx.save_for_backward(logits, counts, real)
+        ctx.save_for_backward(logits, counts, mask)
         ctx.hook = hook
         return handed_on.view_as(handed_on)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        logits, counts, real = ctx.saved_tensors
-        return gradients[0], ctx.hook.gradient(logits, counts, real), None, None
+        logits, counts, mask = ctx.saved_tensors
+        return gradients[0], ctx.hook.gradient(logits, counts, mask), None, None
 
 
-def routing_of(build: Build) -> Routing | None:
-    """The routing of a build's steps; None where the model has no routers that are known. Raises Refused where a recipe
-    asks for a loss of such."""
+def routing_of(build: Build) -> Routing:
+    """The routing of a build's steps from now on. Raises Refused where its recipe asks for a loss of routers, and none
+    are known."""
     for part in build.model.modules():
         if isinstance(part, transformers.PreTrainedModel) and getattr(part.config, "output_router_logits", False):
             part.config.output_router_logits = False  # or the model would make a balance loss of its own beside ours
     routers = find_routers(build.model)
     if len({(router.experts, router.chosen) for router in routers}) == 1 and routers[0].chosen:
-        return Routing(build, routers)
+        return RouterLosses(build, routers)
     for name in COEFFICIENTS:
         if getattr(build.recipe, name):
             raise Refused(f"{name}: the routers of {type(build.model).__name__} are not known, and it would have no "
                           f"effect; leave it out, or write {name}=0")
-    return None
+    return Routing()
 
 
 def coefficient(build: Build, name: str) -> float:

@@ -62,6 +62,10 @@ SHAPE_ONLY = _names("""
 """Ops that take an argument's shape and dtype, not its values."""
 
 
+COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
+"""Namespaces of torch's collectives."""
+
+
 def class_of(name: str, func: Any) -> OpClass:
     """The class of an op. Copies count as data movement here; a cast among them is for the caller to find.
 
@@ -78,6 +82,6 @@ def class_of(name: str, func: Any) -> OpClass:
         return OpClass.ELEMENTWISE
     if name in ("_to_copy", "_amp_update_scale_", "dequantize_nf4", "dequantize_int8"):
         return OpClass.ELEMENTWISE
-    if getattr(func, "namespace", "") in ("c10d", "_c10d_functional", "c10d_functional"):
+    if getattr(func, "namespace", "") in COLLECTIVES:
         return OpClass.COMMUNICATION
     return OpClass.OTHER

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,18 +10,17 @@ from typing import Any
 from torch import Tensor
 
 from tightfit.backends.pytorch.follow.memory import TrackedMemory, tensors_in
+from tightfit.backends.pytorch.follow.op_classes import COLLECTIVES
 from tightfit.backends.pytorch.techniques.by_block.transfers import WAIT, TransferWatch
 from tightfit.trace import Op, OpClass, Phase, Place, Stream
 
-COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
-"""Namespaces of torch's collectives."""
 GATHERS = ("c10d._allgather_base_", "fsdp.all_gather_copy_in")
 """Prefixes of the names of what gathers weights, and of what takes a process's own parts to where they are gathered."""
 COPIES_OUT = "fsdp.split_with_sizes_copy"
 """Prefix of the name of what takes gathered weights apart, in the stream of what computes with them."""
 
 
-class OpStreams(TransferWatch):
+class OpStreams(TransferWatch, ABC):
     """Ops in the order they were issued. Copies between host and device are reported by
     `by_block/transfers.py`."""
 

@@ -13,13 +13,12 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.measure.meter import Meter
 from tightfit.backends.pytorch.step import Step
+from tightfit.backends.pytorch.techniques.parallel import dp
 from tightfit.backends.pytorch.world import joined
 from tightfit.backends.world import launched_process
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
-
-TIMEOUT = 1800.0
-"""Seconds that a process waits for the other one."""
+from tightfit.techniques.parallel import ManyProcesses
 
 
 def cards(device: Device) -> int:
@@ -30,11 +29,11 @@ def cards(device: Device) -> int:
 def time_in_one_process(recipe: Recipe, device: Device, source: GlobalBatchSource, warm_up: int, steps: int) -> Timings:
     """Steps of one process on all of its GPUs; the memory is that of the fullest.
 
-    recipe: resolved, with `parallel` named.
+    recipe: resolved, of one device.
     """
     meter = Meter(torch.device("cuda"), warm_up=warm_up, steps=steps, seed=recipe.seed)
     with memory_guard(lambda: "DataParallel"):
-        _take_steps(assemble(recipe, device, torch.device("cuda"), on_several=True), source, meter)
+        _take_steps(dp(assemble(recipe, device, torch.device("cuda"))), source, meter)
     every = range(cards(device))
     return replace(
         meter.read(),
@@ -49,9 +48,10 @@ def time_distributed(recipe: Recipe, device: Device, source: GlobalBatchSource, 
 
     recipe: resolved, with `parallel` named.
     """
-    place = launched_process()
+    place, parallel = launched_process(), recipe.parallel
     assert place is not None
-    with joined(place, device.kind, TIMEOUT) as world:
+    assert isinstance(parallel, ManyProcesses)
+    with joined(place, device.kind, parallel.timeout) as world:
         meter = Meter(torch.device(device.kind), warm_up=warm_up, steps=steps, seed=recipe.seed + world.rank)
         with memory_guard(lambda: f"process {world.rank} of {world.size}"):
             build = assemble(recipe, device, torch.device(device.kind))

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tightfit.backends.pytorch.simulate.spread import spread
+from tightfit.techniques.parallel import BUCKET_BYTES
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Stream, Trace
 
-FIRST, FULL = 1 << 20, 25 << 20
-"""Bytes of the first bucket and of the others: torch's defaults. A gradient goes whole into one."""
+FIRST = 1 << 20
+"""Bytes of the first bucket: torch's default. A gradient goes whole into one."""
 COPY, SUM = "DistributedDataParallel.copy", "DistributedDataParallel.all_reduce"
 
 
@@ -38,8 +39,8 @@ def with_buckets(trace: Trace, processes: int) -> Trace:
     micro-batches sum lie beside the buckets until then.
     """
     trace = spread(trace)
-    update = next(span for span in trace.spans if span.name == "optimizer" and span.step == 2)
-    passes = [span for span in trace.spans if span.name == "backward" and span.step == 2]
+    update = trace.spans_of("optimizer", 2)[0]
+    passes = trace.spans_of("backward", 2)
     gradients = [made for made in trace.allocations if made.category is Category.GRADIENTS]
     exchanged = [made for made in gradients if is_alive(made, update)]
     last = max(passes, key=lambda span: span.stop)
@@ -77,7 +78,7 @@ def buckets_of(trace: Trace, last: Span, gradients: Sequence[Allocation]) -> Ite
         bucket.moment = moment or last.stop - 1
         if bucket.bytes >= limit:
             yield bucket
-            bucket, limit = Bucket(), FULL
+            bucket, limit = Bucket(), BUCKET_BYTES
     if bucket.gradients:
         yield bucket
 

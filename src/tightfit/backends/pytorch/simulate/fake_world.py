@@ -13,12 +13,14 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tightfit.backends.pytorch.follow.tracker import Tracker
-from tightfit.backends.pytorch.world import OneProcess
+from tightfit.backends.pytorch.world import TensorWorld
 from tightfit.errors import Refused
 
 
-class FakeWorld(OneProcess):
+class FakeWorld(TensorWorld):
     """The first process among `size`, the others of which do nothing."""
+
+    simulated = True
 
     def __init__(self, size: int, mesh: DeviceMesh) -> None:
         self.size = size

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tightfit.backends.pytorch.simulate.buckets import FULL, buckets_of, is_alive
+from tightfit.backends.pytorch.simulate.buckets import buckets_of, is_alive
 from tightfit.backends.pytorch.simulate.spread import spread
-from tightfit.techniques.parallel import Zero
+from tightfit.techniques.parallel import BUCKET_BYTES, Zero
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
 
 SUM, GATHER = "deepspeed.reduce_scatter", "deepspeed.all_gather"
@@ -31,7 +31,7 @@ def with_zero(trace: Trace, technique: Zero, offloads: bool) -> Trace:
     """The trace of a process of ZeRO. trace: of the recipe that `Zero.of_one_process` gives. offloads: whether parts
     lie in a memory that is not the device's."""
     trace = spread(trace)
-    update = next(span for span in trace.spans if span.name == "optimizer" and span.step == 2)
+    update = trace.spans_of("optimizer", 2)[0]
     weights = sum(made.bytes for made in trace.allocations if made.category is Category.WEIGHTS)
     part = weights
     if technique.stage < 3:
@@ -49,7 +49,7 @@ def with_zero(trace: Trace, technique: Zero, offloads: bool) -> Trace:
         made += [piece(0, end, GRADIENTS) for _ in range(1 if technique.shards else 2)]
     else:
         made += [piece(span.start - 1, span.stop, GRADIENTS) for span in trace.spans if span.name == "optimizer"]
-        passes = [span for span in trace.spans if span.name == "backward" and span.step == 2]
+        passes = trace.spans_of("backward", 2)
         if technique.stage == 2 and (len(passes) > 1 or passes[0].times > 1):
             made += [piece(span.start, span.stop, GRADIENTS) for span in passes]
     notes = [*trace.notes, NOTE.format(stage=technique.stage, base="FSDP" if technique.shards else "one device")]
@@ -69,7 +69,7 @@ def _on_a_drive(trace: Trace) -> Trace:
 
 def _divided(trace: Trace, technique: Zero, update: Span, part: int, offloads: bool) -> Trace:
     """Division of a step by stages 1 and 2, with their collectives. part: bytes of a process's part of the weights."""
-    passes = [span for span in trace.spans if span.name == "backward" and span.step == 2]
+    passes = trace.spans_of("backward", 2)
     summed = passes if technique.syncs_every else [max(passes, key=lambda span: span.stop)]
     added = [op for span in summed for op in _sums(trace, span, update, technique.process_count, offloads)]
     ops = [_share_of_update(op, technique.process_count, offloads) for op in trace.ops]
@@ -78,8 +78,9 @@ def _divided(trace: Trace, technique: Zero, update: Span, part: int, offloads: b
         waits.after = (*waits.after, added[-1].tick)
     added += _gathered(ops, update, part, technique.process_count, offloads)
     allocations = [_share_of(made, technique, trace, offloads) for made in trace.allocations]
-    allocations += [Allocation(born=span.start, died=span.stop, bytes=FULL, op="deepspeed.bucket", shape=(FULL,),
-                               dtype="uint8") for span in trace.spans if span.name == "backward"]  # fmt: skip
+    allocations += [Allocation(born=span.start, died=span.stop, bytes=BUCKET_BYTES, op="deepspeed.bucket",
+                               shape=(BUCKET_BYTES,), dtype="uint8")
+                    for span in trace.spans if span.name == "backward"]  # fmt: skip
     return replace(trace, ops=sorted([*ops, *added], key=lambda op: op.tick), allocations=allocations)
 
 

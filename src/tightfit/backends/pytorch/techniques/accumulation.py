@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
-from tightfit.backends.pytorch.build import Build, MicroBatchPasses
+from tightfit.backends.pytorch.build import Build
 from tightfit.techniques import accumulation as declared
+
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.step import Step
 
 
 def loop(technique: declared.Loop, build: Build) -> Build:
@@ -23,7 +27,7 @@ def by_block(technique: declared.ByBlock, build: Build) -> Build:
     return replace(build, accumulation=accumulation, calls_blocks=True)
 
 
-def one_after_the_other(build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:
+def one_after_the_other(build: Build, passes: Step, global_batch: TensorGlobalBatch) -> Tensor:
     """Each micro-batch forward and backward, before the next one."""
     total: Tensor | None = None
     for number in range(len(global_batch.micro_batches)):

@@ -21,13 +21,13 @@ from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build, Check, TrainingLoss
 from tightfit.backends.pytorch.world import TorchWorld, not_started
 from tightfit.errors import ModelError, Refused
-from tightfit.techniques.parallel import Ddp, Dp, Fsdp, Zero
+from tightfit.techniques.parallel import Ddp, Fsdp, Zero
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 """Part of what DistributedDataParallel says in the step after one in which gradients were missing."""
 
 
-def dp(technique: Dp, build: Build) -> Build:
+def dp(build: Build) -> Build:
     """Each micro-batch is cut into as many parts as this process has GPUs, and the model copied to them, anew."""
     return replace(build, training_loss=_loss_of(DataParallel(LossModule(build))))
 
@@ -99,7 +99,7 @@ def _fully_sharded(technique: Fsdp, build: Build, gathered_in: torch.dtype | Non
 
 def zero(technique: Zero, build: Build) -> Build:
     """This process has a part of each global batch, and DeepSpeed's engine the rest in its hands."""
-    if build.world.size > 1:  # of a prediction: FSDP divides and gathers what stage 3 does, in the weights' format
+    if build.world.simulated:  # FSDP divides and gathers what stage 3 does, in the weights' format
         return _fully_sharded(Fsdp(cpu_offload=technique.keeps_parts_on_host), build, None)
     build = _in_world(build)
     # Only whoever asks for it pays for the library.
@@ -133,7 +133,7 @@ def _views_are_only_read() -> Iterator[None]:
 
 def _in_world(build: Build) -> Build:
     """The build in the world that was joined, with random numbers of this process's own from here on."""
-    if build.world.size > 1:  # of a prediction
+    if build.world.simulated:
         return build
     if not dist.is_initialized():
         raise not_started(build.recipe.parallel.name)

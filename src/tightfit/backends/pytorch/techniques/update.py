@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.sharding import full_tensor
-from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states
+from tightfit.backends.pytorch.update import WeightUpdate
 from tightfit.techniques.update import AfterBackward, InBackward, WithForward
 
 if TYPE_CHECKING:
@@ -32,15 +32,12 @@ def by_block(technique: AfterBackward | WithForward | InBackward, build: Build) 
     return replace(build, update_factory=partial(UpdateByBlock, technique=technique), calls_blocks=True)
 
 
-class UpdateAfterBackward(ScaledUpdate):
-    """Clip, step and drop at once. See `build.Update` for what each method promises."""
+class UpdateAfterBackward(WeightUpdate):
+    """Clip, step and drop at once."""
 
     def __init__(self, build: Build, calls: BlockCalls | None = None) -> None:
         super().__init__(build)
         self._parameters = [p for p in build.model.parameters() if p.requires_grad]
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        set_learning_rate(self.optimizer, learning_rate)
 
     def __call__(self) -> Tensor | None:
         if self._scaler is not None:
@@ -62,12 +59,6 @@ class UpdateAfterBackward(ScaledUpdate):
     def abandon(self) -> None:
         self.forget_scaling()
         self.optimizer.zero_grad(set_to_none=True)
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        """The model is ordinary already."""
 
     def make_states(self, *, late: bool = False) -> None:
         make_states(self.optimizer, [] if late else self._parameters)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tightfit.backends.pytorch.techniques.by_block import transfers
+from tightfit.backends.pytorch.techniques.by_block import block_calls, transfers
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers
 from tightfit.trace import COPIES, Stream
 
@@ -196,7 +196,8 @@ def stream_order() -> Iterator[StreamOrder]:
         gradient.__set__(parameter, value)
 
     with pytest.MonkeyPatch.context() as patch, order:
-        patch.setattr(transfers, "Transfers", Streaming)
+        for module in (block_calls, transfers):
+            patch.setattr(module, "Transfers", Streaming)
         patch.setattr(torch.cuda, "current_stream", lambda device: order.stream(Stream.COMPUTE))
         patch.setattr(torch.cuda, "stream", order.on)
         patch.setattr(torch.nn.Parameter, "grad", property(

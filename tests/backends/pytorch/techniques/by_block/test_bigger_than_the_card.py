@@ -5,7 +5,7 @@ A processor's memory stands for both places, and what exceeds the device's share
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -20,8 +20,8 @@ from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.backends.pytorch.step import Step
-from tightfit.backends.pytorch.techniques.by_block import transfers
-from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, watches
+from tightfit.backends.pytorch.techniques.by_block import block_calls
+from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, active_watch
 from tightfit.errors import OutOfMemory
 from tightfit.recipe import Recipe
 from tightfit.trace import Place
@@ -59,10 +59,8 @@ class OnHost(Transfers):
     """Memory of the host is no card's."""
 
     def host_memory(self, count: int) -> Tensor:
-        with ExitStack() as stack:
-            for card in watches():
-                if isinstance(card, Card):
-                    stack.enter_context(card.allocating_on_host())
+        card = active_watch()
+        with card.allocating_on_host() if isinstance(card, Card) else nullcontext():
             return super().host_memory(count)
 
 
@@ -92,7 +90,7 @@ def trained(recipe: Recipe, limit: int | None = None) -> tuple[list[StepResult],
 
 
 def test_what_the_card_cannot_hold_trains_on_it_streamed_bit_for_bit(monkeypatch):
-    monkeypatch.setattr(transfers, "Transfers", OnHost)
+    monkeypatch.setattr(block_calls, "Transfers", OnHost)
     resident = recipe_of(LAYERS)
     results, wanted = trained(resident)
     needed = predict(resident, A100, whole=True).peak()[1]

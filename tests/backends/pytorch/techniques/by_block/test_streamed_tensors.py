@@ -22,7 +22,7 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     run,
     same,
 )
-from tightfit.backends.pytorch.techniques.by_block import transfers
+from tightfit.backends.pytorch.techniques.by_block import block_calls
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.streamed_tensors import ALIGNMENT
@@ -58,7 +58,7 @@ class LateTransfers(Transfers):
 @pytest.mark.parametrize("changes", [{}, {"checkpointing": "every-block"}, {"optimizer": "adamw-8bit"}], ids=str)
 def test_late_copies_change_no_bit(fields, changes, monkeypatch):
     plain = run("llama", **changes)
-    monkeypatch.setattr(transfers, "Transfers", LateTransfers)
+    monkeypatch.setattr(block_calls, "Transfers", LateTransfers)
 
     assert same(plain, run("llama", **changes, **fields))
 

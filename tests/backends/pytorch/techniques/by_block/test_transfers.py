@@ -183,7 +183,7 @@ def test_targets_that_are_given_are_written_and_no_memory_is_asked_for():
     assert [a.place for a in tracker.allocations if a.shape == (2, 3)] == [Place.HOST, Place.DEVICE]
     assert torch.equal(buffer, source)
     assert not buffer.requires_grad
-    with pytest.raises(ValueError, match=r"target: \(2, 3\) torch.float32 should be as the source, \(3, 2\)"):
+    with pytest.raises(AssertionError, match="a target is as its source"):
         transfers.to_host(source.detach().view(3, 2), buffer)
 
 

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.techniques.optimizer import anyprecision
 from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
+from tightfit.errors import ModelError
 
 FP32_STATES = {"momentum_dtype": torch.float32, "variance_dtype": torch.float32}
 SHAPES = ((40, 30), (7,), (), (5, 3, 2))
@@ -159,5 +160,5 @@ def test_a_closure_is_called_with_gradients_on() -> None:
 
 
 def test_half_precision_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match="float16"):
+    with pytest.raises(ModelError, match="float16"):
         AnyPrecisionAdamW(weights(torch.float16), lr=1e-2)

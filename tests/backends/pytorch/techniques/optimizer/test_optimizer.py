@@ -10,12 +10,8 @@ from torch._subclasses import FakeTensorMode
 from torchao.optim import subclass_4bit, subclass_8bit
 
 from tests.backends.pytorch.techniques.optimizer.optimizer_cases import CASES, Case, Tiny, tiny, train
-from tightfit.backends.pytorch.techniques.optimizer.apply import (
-    embedding_parameters,
-    parameter_groups,
-    set_learning_rate,
-)
-from tightfit.backends.pytorch.techniques.optimizer.state import state_tensors
+from tightfit.backends.pytorch.techniques.optimizer.apply import embedding_parameters, parameter_groups
+from tightfit.backends.pytorch.techniques.optimizer.state import set_learning_rate, state_tensors
 from tightfit.errors import ModelError
 from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit, Lion, Sgd
 from tightfit.techniques.precision import Bf16Pure, Fp32

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.backends.pytorch.techniques.optimizer.optimizer_cases import CASES, Case, Tiny, tiny, train
-from tightfit.backends.pytorch.techniques.optimizer.apply import set_learning_rate
-from tightfit.backends.pytorch.techniques.optimizer.state import load_state, state_tensors
+from tightfit.backends.pytorch.techniques.optimizer.state import load_state, set_learning_rate, state_tensors
 from tightfit.errors import CheckpointError
 from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW8bit, Sgd
 from tightfit.techniques.precision import Bf16Pure, Fp32
@@ -147,9 +146,9 @@ def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None
     model, optimizer, tensors, meta = saved(ADAMW, 1, tmp_path)
 
     lost = {name: tensor for name, tensor in tensors.items() if name != "out.bias/exp_avg"}
-    with pytest.raises(CheckpointError, match=r"differ in out\.bias/exp_avg$"):
+    with pytest.raises(CheckpointError, match=r"differ in out\.bias/exp_avg; write "):
         load_state(optimizer, model, lost, meta)
-    with pytest.raises(CheckpointError, match=r"differ in out\.bias/more$"):
+    with pytest.raises(CheckpointError, match=r"differ in out\.bias/more; write "):
         load_state(optimizer, model, {**tensors, "out.bias/more": torch.zeros(1)}, meta)
     with pytest.raises(CheckpointError, match=r"out\.bias/exp_avg is float32 \(3,\) in the checkpoint and float32 "):
         load_state(optimizer, model, {**tensors, "out.bias/exp_avg": torch.zeros(3)}, meta)

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.techniques.adapters.folder import classifier_head, save_adapter
 from tightfit.backends.pytorch.techniques.adapters.layers import LINEAR, Frozen, frozen_layer, lengths, quantize
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.errors import ModelError, Refused, nearest
-from tightfit.tasks import TASKS
 from tightfit.techniques.frozen import Base
 from tightfit.techniques.trainable import Layers, LowRank
 
@@ -88,7 +88,7 @@ def low_rank(technique: LowRank, build: Build) -> Build:
     targets = list(_targets(technique, build, set(head)))
     for _, layer in targets:
         _add(technique, layer, dtype, draws)
-    return build
+    return replace(build, save_model=save_adapter)
 
 
 def _targets(technique: LowRank, build: Build, head: set[str]) -> Iterator[tuple[str, Frozen]]:
@@ -127,12 +127,3 @@ def _add(technique: LowRank, layer: Frozen, dtype: torch.dtype, draws: torch.Gen
 def _sides(layer: Frozen) -> tuple[int, int]:
     """Outputs and inputs."""
     return (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else (layer.nf, layer.nx)
-
-
-def classifier_head(build: Build) -> Iterator[tuple[str, nn.Module]]:
-    """The parts of a classifier that are drawn anew for its classes, by name: what stands beside its backbone."""
-    backbone = getattr(build.model, "base_model_prefix", "")
-    if TASKS[build.recipe.task].predicts == "class" and backbone:
-        yield from ((name, child) for name, child in build.model.named_children()
-                    if name != backbone and any(True for _ in child.parameters()))
-

@@ -1,33 +1,21 @@
-"""An adapter as a folder that `peft` reads, and a folder's adapter worked into its model's weights."""
+"""An adapter as a folder that `peft` reads."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tightfit.backends.pytorch.apply import APPLY
-from tightfit.backends.pytorch.assembly import bare_build
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.saved_model import name_classes, save_model
 from tightfit.backends.pytorch.state import write_tensors
-from tightfit.backends.pytorch.techniques.adapters.apply import classifier_head
-from tightfit.backends.pytorch.techniques.adapters.layers import (
-    FACTORS,
-    LINEAR,
-    FrozenConv1D,
-    dequantize,
-    frozen_layers,
-)
-from tightfit.devices import Device
-from tightfit.errors import CheckpointError
+from tightfit.backends.pytorch.techniques.adapters.layers import FACTORS, LINEAR, FrozenConv1D, frozen_layers
 from tightfit.models import resolve_source
-from tightfit.recipe import Recipe
+from tightfit.tasks import TASKS
 
 CONFIG, TENSORS, BASE = "adapter_config.json", "adapter_model.safetensors", "base"
 """Files of an adapter's folder, and the folder inside it for a model that is stored nowhere else."""
@@ -38,7 +26,9 @@ PREFIX = "base_model.model."
 
 def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = None) -> None:
     """Write what a build trains as an adapter of `peft`, with its base named: the stored model that the recipe names,
-    or one that is written beside it, dequantized where it is quantized."""
+    or one that is written beside it, dequantized where it is quantized. The first process writes."""
+    if build.world.rank:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     head = [name for name, _ in classifier_head(build)]
     source = None if build.own_model else resolve_source(build.recipe)
@@ -53,7 +43,7 @@ def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = No
     else:
         named = str(base.resolve())
         save_model(build.model, base, classes)
-    write_tensors(_tensors(build.model), folder / TENSORS)
+    write_tensors(adapter_tensors(build.model), folder / TENSORS)
     technique: Any = build.recipe.trainable
     config = {
         "peft_type": "LORA", "task_type": build.task.peft_task, "base_model_name_or_path": named,
@@ -65,7 +55,7 @@ def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = No
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Trained tensors by peft's names."""
     found = {}
     for name, parameter in model.named_parameters():
@@ -84,56 +74,9 @@ def _target_names(model: nn.Module) -> list[str]:
     return sorted(last if meant == targets else targets)
 
 
-def merge(recipe: Recipe, adapter: Path, folder: Path) -> tuple[str, ...]:
-    """Write the model that a run of `recipe` trained an adapter of, with the adapter worked into its weights. Returns
-    sentences on how.
-
-    The weights are those that were trained beside: quantized ones are dequantized, not read anew. Raises
-    CheckpointError for a folder that holds no adapter of this recipe, and ModelError as building the model does.
-    """
-    cpu = Device(kind="cpu", name="CPU", memory_bytes=0)
-    notes: list[str] = []
-    if (adapter / BASE).is_dir():
-        recipe = recipe.override(model=str(adapter / BASE), model_overrides={}, pretrained=True, vocab_size=None,
-                                 num_labels=None, base="as-is")
-    elif recipe.base.quantizes:
-        notes.append(f"the weights were held in {recipe.base.name}, beside which the adapter was trained: they are "
-                     f"written dequantized, as {recipe.base.format(recipe)}")
-    build = bare_build(recipe, cpu, torch.device("cpu"))
-    for technique in (recipe.base, recipe.trainable):
-        build = APPLY[type(technique)](technique, build)
-    try:
-        tensors = load_file(adapter / TENSORS)
-    except Exception as error:  # safetensors and the file system each raise their own
-        raise CheckpointError(f"{adapter / TENSORS}: {' '.join(str(error).split())}") from None
-    live = _tensors(build.model)
-    if {name: t.shape for name, t in tensors.items()} != {name: t.shape for name, t in live.items()}:
-        raise CheckpointError(f"{adapter}: the adapter is of another model than {recipe.model}, or of another rank "
-                              "than the run's recipe says")
-    with torch.no_grad():
-        for name, parameter in live.items():
-            parameter.copy_(tensors[name])
-    dtype = getattr(torch, recipe.base.format(recipe))
-    for _, layer in [*frozen_layers(build.model)]:
-        dequantize(layer, dtype)
-    _untie(build.model)
-    save_model(build.model, folder, _classes(adapter))
-    return tuple(notes)
-
-
-def _untie(model: nn.Module) -> None:
-    """Say so in its configuration where an adapter made a head that was tied to the embeddings another one."""
-    if not isinstance(model, PreTrainedModel):
-        return
-    head, words = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is not None and head.weight is not words.weight:
-        model.config.tie_word_embeddings = False
-
-
-def _classes(adapter: Path) -> dict[int, str] | None:
-    """The names of classes in an adapter's folder; None where it names none."""
-    try:
-        named = json.loads((adapter / "config.json").read_text("utf-8"))["id2label"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return {int(number): name for number, name in named.items()}
+def classifier_head(build: Build) -> Iterator[tuple[str, nn.Module]]:
+    """The parts of a classifier that are drawn anew for its classes, by name: what stands beside its backbone."""
+    backbone = getattr(build.model, "base_model_prefix", "")
+    if TASKS[build.recipe.task].predicts == "class" and backbone:
+        yield from ((name, child) for name, child in build.model.named_children()
+                    if name != backbone and any(True for _ in child.parameters()))

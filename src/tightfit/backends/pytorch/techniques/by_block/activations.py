@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Transfers, watches
+from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Transfers, active_watch
 from tightfit.trace import Category
 
 SMALLEST = 1 << 20
@@ -147,8 +147,7 @@ class HostActivations:
         self._holds(kept.back.target, None)
 
     def _holds(self, tensor: Tensor, module: nn.Module | None) -> None:
-        for watch in watches():
-            watch.holds(tensor, Category.ACTIVATIONS, module)
+        active_watch().holds(tensor, Category.ACTIVATIONS, module)
 
 
 def _memory(tensor: Tensor) -> int:

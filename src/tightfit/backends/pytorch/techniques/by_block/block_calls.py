@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_map_only
 from tightfit.backends.pytorch.techniques.by_block.activations import HostActivations
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, working_on
-from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward
+from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss
 from tightfit.errors import ModelError
 
 if TYPE_CHECKING:
+    from tightfit.backends.pytorch.build import Build
     from tightfit.backends.pytorch.techniques.by_block.update import UpdateByBlock
 
 Call = Callable[..., Any]
@@ -37,11 +38,12 @@ class BlockCalls:
     around_updates: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __init__(
-        self, parts: Parts, transfers: Transfers, *, activations: float = 0.0, embeddings: bool = False
+        self, parts: Parts, transfers: Transfers, *, activations: float = 0.0, embeddings: bool = False,
+        loss: Loss = LOSS_OF_LOGITS,
     ) -> None:
         """activations: share of the blocks whose activations wait in host memory. embeddings: whether their weights
         do."""
-        self.parts, self.transfers = parts, transfers
+        self.parts, self.transfers, self._loss = parts, transfers, loss
         count = round(activations * len(parts.blocks))
         self.activations = HostActivations(transfers, parts.blocks, count) if count else None
         self.in_use: set[int] = set()
@@ -105,7 +107,7 @@ class BlockCalls:
         return self._caller(number, call, args, kwargs)
 
     def _call_now(self, number: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.begin(number, number + 1 if number + 1 < len(self.parts.blocks) else None)
+        self.begin(number, self.parts.next_block(number))
         try:
             return call(*args, **kwargs)
         finally:
@@ -114,7 +116,7 @@ class BlockCalls:
 
     def _called_end(self, number: int, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
         """An embedding's call; in training a head's backward pass follows at once, and only a sweep knows its end."""
-        if isinstance(module.forward, HeadForward) and not module.forward.uses_weights(len(args)):
+        if self._loss.takes_input(module, len(args)):
             return call(*args, **kwargs)
         learns = torch.is_grad_enabled()
         if number not in self.in_use:
@@ -130,6 +132,13 @@ class BlockCalls:
             if not learns:
                 _drop_casts()
                 self.end_embeddings()
+
+
+def block_calls_of(build: Build) -> BlockCalls:
+    """The calls of a build's blocks from now on."""
+    transfers, share = Transfers(build.torch_device, pinned=build.device.kind == "cuda"), build.host_share
+    return BlockCalls(Parts(build.model, build.stacks), transfers, activations=share.activations,
+                      embeddings=share.embeddings, loss=build.loss)
 
 
 def _drop_casts() -> None:

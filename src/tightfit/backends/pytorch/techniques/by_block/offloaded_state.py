@@ -15,6 +15,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.streamed_tensors import StreamedTensors
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers
+from tightfit.backends.pytorch.techniques.optimizer.state import plain_tensors
 from tightfit.trace import Category
 
 
@@ -209,7 +210,7 @@ class OffloadedState:
         """A part's states by their names, and the tensors that they consist of."""
         assert self._optimizer is not None
         states = list(_states(self._optimizer, self.parts.parameters[part]))
-        tensors = [tensor for _, _, value in states for tensor in plain_tensors(value)]
+        tensors = [tensor for _, _, value in states for _, tensor in plain_tensors(value)]
         return [(parameter, key) for parameter, key, _ in states], tensors
 
     def _bind_weights(self, part: int, tensors: Sequence[Tensor] | None) -> None:
@@ -235,15 +236,6 @@ def _states(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Iterato
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor) and value.dim():
                 yield parameter, key, value
-
-
-def plain_tensors(value: Tensor) -> Iterator[Tensor]:
-    """The tensors that a state consists of: itself, or those that a wrapper such as a quantized one holds."""
-    if is_traceable_wrapper_subclass(value):
-        for name in value.__tensor_flatten__()[0]:
-            yield from plain_tensors(getattr(value, name))
-    else:
-        yield value
 
 
 def with_tensors(value: Tensor, parts: Iterator[Tensor]) -> Any:

@@ -42,6 +42,10 @@ class Parts:
         """Numbers of the embeddings' parts and of the rest."""
         return range(len(self.blocks), len(self.modules))
 
+    def next_block(self, block: int) -> int | None:
+        """The number of the block behind one; None behind the last."""
+        return block + 1 if block + 1 < len(self.blocks) else None
+
     def first(self, share: float, *, embeddings: bool) -> frozenset[int]:
         """A share of the blocks: the first ones, whose gradients come last. embeddings: their parts as well."""
         return frozenset((*range(round(share * len(self.blocks))), *(self.end_modules if embeddings else ())))

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, StreamEvent, Transfers, watches
+from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, StreamEvent, Transfers, active_watch
 from tightfit.trace import Category
 
 ALIGNMENT = 256
@@ -103,8 +102,8 @@ class StreamedTensors:
 
     def pack(self, part: int, tensors: Sequence[Tensor]) -> None:
         """Give tensors of the host itself, which nothing has used on the device yet, the part's host memory."""
-        for watch, tensor in product(watches(), tensors):
-            watch.lies_on_host(tensor, pinned=False)
+        for tensor in tensors:
+            active_watch().lies_on_host(tensor, pinned=False)
         self._allocate_host_copy(part, tensors)
         for tensor, view in zip(tensors, self.host_views(part), strict=True):
             view.copy_(tensor)
@@ -197,8 +196,7 @@ class StreamedTensors:
     def _allocate_host_copy(self, part: int, tensors: Sequence[Tensor]) -> None:
         packing = Packing(tensors)
         self._host_copies[part] = host_copy = _HostCopy(packing, self._transfers.host_memory(packing.bytes))
-        for watch in watches():
-            watch.holds(host_copy.memory, self._category, self._parts[part])
+        active_watch().holds(host_copy.memory, self._category, self._parts[part])
 
     def _buffer_number(self, part: int) -> int:
         """A part's buffer is always the same: what autograd saved of a block's weights in the forward pass, such as a
@@ -217,8 +215,7 @@ class StreamedTensors:
                 self._wait_for_arrival(buffer)
             memory = torch.empty(size, dtype=torch.uint8, device=self._transfers.device)
             buffer = self._buffers[number] = _DeviceBuffer(memory)
-            for watch in watches():
-                watch.holds(memory, self._category, None)
+            active_watch().holds(memory, self._category, None)
             self._transfers.hold_copies_in()  # others may have used this memory until now
         return buffer
 

@@ -7,16 +7,20 @@ when its backward passes end: vertical scheduling (GreedySnake, Wang et al. 2025
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
-from tightfit.backends.pytorch.build import Build, MicroBatchPasses
+from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.suspended_pass import SuspendedPass
 from tightfit.errors import ModelError
 from tightfit.trace import Phase
+
+if TYPE_CHECKING:
+    from tightfit.backends.pytorch.step import Step
 
 
 class ByBlock:
@@ -26,7 +30,7 @@ class ByBlock:
     def __init__(self, sweep_of: Callable[[int], int], fp32_sums: bool = False) -> None:
         self.sweep_of, self._fp32_sums = sweep_of, fp32_sums
 
-    def __call__(self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch) -> Tensor:
+    def __call__(self, build: Build, passes: Step, global_batch: TensorGlobalBatch) -> Tensor:
         count = len(global_batch.micro_batches)
         size = self.sweep_of(count)
         losses: list[Tensor] = []
@@ -48,7 +52,7 @@ class ByBlock:
 
 class _Sweep:
     def __init__(
-        self, build: Build, passes: MicroBatchPasses, global_batch: TensorGlobalBatch, members: range, fp32_sums: bool
+        self, build: Build, passes: Step, global_batch: TensorGlobalBatch, members: range, fp32_sums: bool
     ) -> None:
         self._build, self._passes, self._global_batch = build, passes, global_batch
         self._later, self._last = members.start > 0, members.stop == len(global_batch.micro_batches)
@@ -88,7 +92,7 @@ class _Sweep:
                 raise ModelError("accumulation: the micro-batches call the model's blocks in different orders, and "
                                  "cannot go through them together; write accumulation=loop")
             self._order.append(block)
-            self._blocks.begin(block, self._after(block))
+            self._blocks.begin(block, self._blocks.parts.next_block(block))
             for number in self._members:
                 self._advance(number)
             torch.clear_autocast_cache()  # casts of this block's weights, which no later block needs
@@ -102,10 +106,6 @@ class _Sweep:
         head, embedding = self._blocks.parts.head, self._blocks.parts.embedding
         if head is not None:
             self._store_gradients(head, self._last and head != embedding)
-
-    def _after(self, block: int) -> int | None:
-        following = block + 1
-        return following if following < len(self._blocks.parts.blocks) else None
 
     def _advance(self, number: int) -> None:
         """Go on with a forward pass; at its end comes the backward pass of what follows the last block."""

@@ -12,9 +12,8 @@ GPU's, this alone distinguishes the host's memory from the device's.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -28,38 +27,41 @@ TO_HOST, TO_DEVICE, WAIT = "tightfit.to_host", "tightfit.to_device", "tightfit.w
 NAMES = {Stream.COPY_OUT: TO_HOST, Stream.COPY_IN: TO_DEVICE}
 
 
-class TransferWatch(ABC):
-    """A dispatch mode that follows memory by its place, and ops by their stream. Moments are ticks of its own; None is
-    one that it has not seen."""
+class TransferWatch:
+    """A dispatch mode that follows memory by its place, and ops by their stream: here the one that sees nothing.
+    Moments are ticks of its own; None is one that it has not seen."""
 
-    @abstractmethod
     def lies_on_host(self, tensor: Tensor, *, pinned: bool, taken: int | None = None) -> None:
         """A tensor's memory is the host's, from its birth on. taken: bytes that it takes of it, where they are not its
         own."""
 
-    @abstractmethod
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether a tensor's memory is page-locked memory of the host."""
+        """Whether a tensor's memory is page-locked memory of the host, as far as it has seen."""
+        return True
 
-    @abstractmethod
     def holds(self, tensor: Tensor, category: Category, module: nn.Module | None) -> None:
         """A tensor's memory is of that category, and of a module of the model; None for no one's."""
 
-    @abstractmethod
     def working_on(self, module: nn.Module, phase: Phase | None) -> AbstractContextManager[None]:
         """Around work on a module's tensors outside of its calls, of a phase or of the one at hand."""
+        return nullcontext()
 
-    @abstractmethod
     def copying(self, name: str, stream: Stream, after: Sequence[int]) -> AbstractContextManager[None]:
         """Around a copy of that name on that stream, which begins after those moments."""
+        return nullcontext()
 
-    @abstractmethod
     def last(self, stream: Stream) -> int | None:
         """The moment of the stream's last op."""
+        return None
 
-    @abstractmethod
     def waits(self, stream: Stream, moment: int) -> None:
         """The stream's next op begins after that moment; the host waits at once."""
+
+
+def active_watch() -> TransferWatch:
+    """The dispatch mode that watches; where none does, the watch that sees nothing."""
+    modes = _get_current_dispatch_mode_stack()
+    return next((mode for mode in modes if isinstance(mode, TransferWatch)), TransferWatch())
 
 
 class StreamEvent:
@@ -95,9 +97,8 @@ class Copy(StreamEvent):
 
     def _waited_for(self, stream: Stream) -> Tensor:
         self._transfers.finish(self)
-        for watch in watches():
-            if self.tick is not None:
-                watch.waits(stream, self.tick)
+        if self.tick is not None:
+            active_watch().waits(stream, self.tick)
         return self.target
 
 
@@ -117,21 +118,19 @@ class Transfers:
     def host_memory(self, count: int) -> Tensor:
         """Memory of the host that lasts: `count` bytes without values, uint8, (count,)."""
         made = self._host.persistent(count)
-        for watch in watches():
-            watch.lies_on_host(made, pinned=self._host.locked)
+        active_watch().lies_on_host(made, pinned=self._host.locked)
         return made
 
     def _temporary_memory(self, like: Tensor) -> Tensor:
         """Memory of the host that is given back soon, for a tensor of the same shape, strides and dtype."""
         made, pinned = self._host.temporary(like), self._host.locked
-        for watch in watches():
-            watch.lies_on_host(made, pinned=pinned, taken=pinned_size(made.nbytes) if pinned else None)
+        active_watch().lies_on_host(made, pinned=pinned, taken=pinned_size(made.nbytes) if pinned else None)
         return made
 
     def record_event(self) -> StreamEvent:
         """The end of what was computed so far."""
         event = torch.cuda.current_stream(self.device).record_event() if self._streams else None
-        return StreamEvent(event, next((watch.last(Stream.COMPUTE) for watch in watches()), None))
+        return StreamEvent(event, active_watch().last(Stream.COMPUTE))
 
     def to_host(self, source: Tensor, target: Tensor | None = None, after: Sequence[StreamEvent] | None = None, *,
                 keep: bool = True) -> Copy:
@@ -178,9 +177,7 @@ class Transfers:
         self._begun.pop(copy, None)
 
     def _copy(self, stream: Stream, source: Tensor, target: Tensor, after: Sequence[StreamEvent], keep: bool) -> Copy:
-        if source.shape != target.shape or source.dtype != target.dtype:
-            raise ValueError(f"target: {tuple(target.shape)} {target.dtype} should be as the source, "
-                             f"{tuple(source.shape)} {source.dtype}")
+        assert (target.shape, target.dtype) == (source.shape, source.dtype), "a target is as its source"
         if stream is Stream.COPY_IN:
             after, self._hold_in = [*after, *self._hold_in], ()
         copy = Copy(self, target, stream)
@@ -190,13 +187,11 @@ class Transfers:
         locked = self._locked(host)
         name = NAMES[stream] + ("" if locked else PAGEABLE)
         ticks = [point.tick for point in after if point.tick is not None]
-        with torch.no_grad(), ExitStack() as stack:
-            for watch in watches():
-                stack.enter_context(watch.copying(name, stream, ticks))
+        watch = active_watch()
+        with torch.no_grad(), watch.copying(name, stream, ticks):
             self._run(copy, source, after)
-        for watch in watches():  # which may not have seen it made
-            watch.lies_on_host(host, pinned=self.pinned and locked)
-        copy.tick = next((watch.last(stream) for watch in watches()), None)
+        watch.lies_on_host(host, pinned=self.pinned and locked)  # it may not have seen it made
+        copy.tick = watch.last(stream)
         if stream is Stream.COPY_OUT:
             self.latest_out = copy
         return copy
@@ -218,18 +213,9 @@ class Transfers:
         """Whether host memory is page-locked, or need not be."""
         if self.device.type == "cuda":
             return host.is_pinned()
-        return not self.pinned or all(watch.is_pinned(host) for watch in watches())
+        return not self.pinned or active_watch().is_pinned(host)
 
 
-@contextmanager
-def working_on(module: nn.Module, phase: Phase | None = None) -> Iterator[None]:
+def working_on(module: nn.Module, phase: Phase | None = None) -> AbstractContextManager[None]:
     """Around work on a module's tensors outside of its calls, of a phase or of the one at hand."""
-    with ExitStack() as stack:
-        for watch in watches():
-            stack.enter_context(watch.working_on(module, phase))
-        yield
-
-
-def watches() -> Iterator[TransferWatch]:
-    """The modes that watch."""
-    return (mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, TransferWatch))
+    return active_watch().working_on(module, phase)

@@ -22,8 +22,8 @@ from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.offloaded_state import OffloadedState
 from tightfit.backends.pytorch.techniques.by_block.state_dicts import StateDictHooks
 from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
-from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
-from tightfit.backends.pytorch.techniques.optimizer.state import make_states
+from tightfit.backends.pytorch.techniques.optimizer.state import make_states, set_learning_rate
+from tightfit.backends.pytorch.update import WeightUpdate
 from tightfit.errors import ModelError
 from tightfit.techniques.update import Update
 from tightfit.trace import Phase
@@ -43,11 +43,9 @@ class _Pending:
     seed: int | None
 
 
-class UpdateByBlock(ScaledUpdate):
-    """Optimizer step block by block; methods as `build.Update` says.
-
-    technique: says when a block is updated, whose gradient only the passes of the last sweep leave final.
-    """
+class UpdateByBlock(WeightUpdate):
+    """Optimizer step block by block. technique: says when a block is updated, whose gradient only the passes of the last
+    sweep leave final."""
 
     def __init__(self, build: Build, calls: BlockCalls | None, *, technique: Update) -> None:
         assert calls is not None

@@ -23,7 +23,7 @@ from tightfit.backends.pytorch.models import logits_of
 from tightfit.backends.pytorch.padding import BIAS_BUFFER, model_end
 from tightfit.backends.pytorch.simulated_device import simulated_device
 from tightfit.backends.pytorch.techniques.loss.chunked_cross_entropy import chunked_cross_entropy, computing_dtype
-from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward, Tally
+from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward, Loss, Tally
 from tightfit.errors import ModelError, Refused, one_line
 from tightfit.model_facts import text_config
 from tightfit.tasks import IGNORE
@@ -131,8 +131,8 @@ def read_change(build: Build, head: nn.Linear) -> LogitChange:
     return LogitChange(factor=factor, cap=cap, added=added, vocabulary=vocabulary)
 
 
-class LossOfHiddenStates:
-    """The loss over the head's input. See `losses.Loss` for what each method promises."""
+class LossOfHiddenStates(Loss):
+    """The loss over the head's input."""
 
     def __init__(self, build: Build, head: nn.Linear, reduce: Reduce) -> None:
         self._head, self._reduce, self._change = head, reduce, read_change(build, head)
@@ -153,6 +153,9 @@ class LossOfHiddenStates:
 
         loss: Tensor = self._head(outputs, work)
         return loss
+
+    def takes_input(self, module: nn.Module, arguments: int) -> bool:
+        return module is self._head and self._forward.hands_out(arguments)
 
     @torch.no_grad()
     def check(self, build: Build, batch: TensorBatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -58,38 +58,31 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, tally: Tally | None = None
     return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
-class Loss(Protocol):
-    """The loss over (the model's outputs, its head), in two steps, so that what a model owes can be checked between."""
+class Loss:
+    """The loss over (the model's outputs, its head), in two steps, so that what a model owes can be checked between:
+    here that of whole logits."""
 
     def outputs(self, build: Build, batch: TensorBatch) -> Tensor:
         """Input of the loss, one row for each label: logits, or hidden states. Raises ModelError."""
+        return build.logits(batch)
 
     def classes(self, build: Build, outputs: Tensor) -> int:
         """The number of classes that a label may name."""
+        return outputs.shape[-1]
 
-    def total(self, outputs: Tensor, labels: Tensor, tally: Tally | None = None) -> Tensor:
-        """The summed cross-entropy of the labels that count, a scalar. tally: counts what is predicted."""
+    total = staticmethod(cross_entropy_sum)
+    """The summed cross-entropy of the labels that count, a scalar. A frame more would hold on to whole logits."""
+
+    def takes_input(self, module: nn.Module, arguments: int) -> bool:
+        """Whether a call of a module with so many arguments only hands its input over to the loss, and reads no
+        weights."""
+        return False
 
     def check(self, build: Build, batch: TensorBatch) -> None:
         """Compare with the model's own logits, on its first micro-batch. Raises ModelError where they differ."""
 
 
-class LossOfLogits:
-    """The loss of whole logits. See `Loss` for what each method promises."""
-
-    def outputs(self, build: Build, batch: TensorBatch) -> Tensor:
-        return build.logits(batch)
-
-    def classes(self, build: Build, outputs: Tensor) -> int:
-        return outputs.shape[-1]
-
-    total = staticmethod(cross_entropy_sum)
-
-    def check(self, build: Build, batch: TensorBatch) -> None:
-        """Nothing to compare: they are the model's own."""
-
-
-LOSS_OF_LOGITS = LossOfLogits()
+LOSS_OF_LOGITS = Loss()
 
 
 class HeadForward:
@@ -103,10 +96,10 @@ class HeadForward:
         self._own = head.forward
         self.taking: ContextVar[tuple[list[Tensor], int] | None] = ContextVar("taking", default=None)
 
-    def uses_weights(self, arguments: int) -> bool:
-        """Whether a call with so many arguments reads the head's weights, and does not hand its input out alone."""
+    def hands_out(self, arguments: int) -> bool:
+        """Whether a call with so many arguments only hands its input out, and reads no weights."""
         taking = self.taking.get()
-        return arguments > 1 or taking is None or taking[1] > 0
+        return arguments == 1 and taking is not None and taking[1] == 0
 
     def __call__(self, hidden: Tensor, work: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         if work is not None:

@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.sharding import local_shard
+from tightfit.errors import ModelError
 from tightfit.techniques.precision import Rounding
 
 CHUNK = 1 << 24
@@ -62,7 +63,7 @@ class AnyPrecisionAdamW(Optimizer):
     """AdamW with momentum and variance in formats of choice; see the module's text for the formula.
 
     momentum_dtype, variance_dtype: bf16, fp32 or the weights' own. rounding: how bf16 weights take an update; `kahan`
-    keeps one more bf16 tensor a weight. Weights may be bf16, fp32 or fp64, mixed. Raises ValueError for another dtype.
+    keeps one more bf16 tensor a weight. Weights may be bf16, fp32 or fp64, mixed. Raises ModelError for another dtype.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class AnyPrecisionAdamW(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.dtype not in (torch.bfloat16, torch.float32, torch.float64):
-                    raise ValueError(f"weights of {parameter.dtype} are not served; use bf16, fp32 or fp64")
+                    dtype = str(parameter.dtype).removeprefix("torch.")
+                    raise ModelError(f"optimizer: the parameter of shape {tuple(parameter.shape)} is {dtype}, and only "
+                                     "bf16, fp32 and fp64 are updated here; cast it to one of these")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -12,18 +12,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses import FakeTensor
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.simulated_device import active_simulated_cuda
-from tightfit.backends.pytorch.state import load_state, save_state
-from tightfit.backends.pytorch.techniques.optimizer.state import set_rate
 from tightfit.errors import ModelError
 from tightfit.techniques import optimizer as declared
 from tightfit.techniques.precision import Rounding
@@ -71,73 +68,6 @@ def embedding_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The weights of every embedding table, which an output layer may be tied to."""
     tables = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
     return [parameter for table in tables for parameter in table.parameters(recurse=False)]
-
-
-def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """Use `learning_rate` from the next step on, in every parameter group."""
-    for group in optimizer.param_groups:
-        set_rate(group, learning_rate)
-
-
-def _counting(optimizer: Optimizer) -> Optimizer:
-    def begins(optimizer: Any, *_: Any) -> None:
-        optimizer.begun += 1
-
-    def ends(optimizer: Any, *_: Any) -> None:
-        optimizer.ended += 1
-
-    optimizer.begun = optimizer.ended = 0  # type: ignore[attr-defined]
-    optimizer.register_step_pre_hook(begins)
-    optimizer.register_step_post_hook(ends)
-    return optimizer
-
-
-class ScaledUpdate:
-    """The parts of an update that do not depend on when it is applied: optimizer, loss scaling and their state."""
-
-    def __init__(self, build: Build) -> None:
-        self._build = build
-        self.optimizer = _counting(build.optimizer())
-        self._scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
-        self._max_norm = build.recipe.max_grad_norm
-
-    @property
-    def scaled(self) -> bool:
-        return self._scaler is not None
-
-    def scale(self, loss: Tensor) -> Tensor:
-        return loss if self._scaler is None else self._scaler.scale(loss)
-
-    def backward(self, loss: Tensor) -> None:
-        self.scale(loss).backward()
-
-    def new_optimizer(self) -> None:
-        self.optimizer = _counting(self._build.optimizer())
-
-    def steps(self) -> tuple[int, int]:
-        """Calls of the optimizer's step that began, and that ended: an error leaves fewer."""
-        return self.optimizer.begun, self.optimizer.ended  # type: ignore[attr-defined]
-
-    def forget_scaling(self) -> None:
-        """Forget what the scaler was told of a step that failed; the scale stays."""
-        if self._scaler is not None and self._scaler._scale is not None:
-            self._scaler.update(self._scaler.get_scale())
-
-    def make_states(self, *, late: bool = False) -> None:
-        """As `build.Update` says."""
-        raise NotImplementedError
-
-    def save(self, folder: Path) -> dict[str, Any]:
-        build = self._build
-        meta = save_state(build.model, self.optimizer, folder, build.world, learned=build.recipe.trainable.freezes)
-        return {**meta, "scaler": None if self._scaler is None else self._scaler.state_dict()}
-
-    def load(self, folder: Path, meta: dict[str, Any]) -> None:
-        build = self._build
-        load_state(build.model, self.optimizer, folder, meta, self.make_states, build.world,
-                   learned=build.recipe.trainable.freezes)
-        if self._scaler is not None and meta["scaler"]:
-            self._scaler.load_state_dict(meta["scaler"])
 
 
 def adamw(technique: declared.AdamW, build: Build) -> Build:

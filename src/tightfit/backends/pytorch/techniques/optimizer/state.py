@@ -18,8 +18,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from tightfit.backends.pytorch.sharding import is_sharded, shard_like
 from tightfit.errors import CheckpointError
 
-_SHOWN = 5
+SHOWN = 5
 """Names that a message lists at most."""
+AS_BEFORE = "write model and optimizer as the run began with them, or another output_dir"
+"""The remedy for a checkpoint that does not fit."""
 
 
 def state_tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -43,9 +45,7 @@ def load_state(
     Group options, the learning rate among them, stay its own. Raises CheckpointError naming what is missing or differs;
     the optimizer is then of no further use.
     """
-    kind = type(optimizer).__name__
-    if meta["optimizer"] != kind:
-        raise CheckpointError(f"optimizer: the checkpoint holds the state of {meta['optimizer']}, and this is {kind}")
+    check_kind(optimizer, meta)
     optimizer.state.clear()
     if make is None:
         make_states(optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]])
@@ -59,7 +59,7 @@ def load_state(
 
     own, scalars = _flatten(optimizer, model)
     if scalars.keys() != meta["scalars"].keys():
-        raise CheckpointError("optimizer state: the checkpoint is of another model or optimizer")
+        raise CheckpointError(f"optimizer state: the checkpoint is of another model or optimizer; {AS_BEFORE}")
     copy_tensors("optimizer state", tensors, own)
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
@@ -67,21 +67,36 @@ def load_state(
                 state[key] = meta["scalars"][f"{names[parameter]}/{key}"]
 
 
+def check_kind(optimizer: Optimizer, meta: Mapping[str, Any]) -> None:
+    """Raise CheckpointError where `state_tensors` returned `meta` of another kind of optimizer."""
+    if meta["optimizer"] != (kind := type(optimizer).__name__):
+        raise CheckpointError(f"optimizer: the checkpoint holds the state of {meta['optimizer']}, and this is {kind}; "
+                              "write the optimizer that the run began with, or another output_dir")
+
+
 @torch.no_grad()
 def copy_tensors(what: str, saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> None:
     """Copy every saved tensor into the live one of its name. Raises CheckpointError naming those that differ in name,
     shape or format; nothing is copied then."""
     if saved.keys() != live.keys():
-        names = ", ".join(sorted(saved.keys() ^ live.keys())[:_SHOWN])
-        raise CheckpointError(f"{what}: the checkpoint is of another model or optimizer; they differ in {names}")
+        names = ", ".join(sorted(saved.keys() ^ live.keys())[:SHOWN])
+        raise CheckpointError(f"{what}: the checkpoint is of another model or optimizer; they differ in {names}; "
+                              f"{AS_BEFORE}")
     for name, tensor in live.items():
         if saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
-            raise CheckpointError(f"{what}: {name} is {_form(saved[name])} in the checkpoint and {_form(tensor)} here")
+            raise CheckpointError(f"{what}: {name} is {_form(saved[name])} in the checkpoint and {_form(tensor)} here; "
+                                  f"{AS_BEFORE}")
     for name, tensor in live.items():
         tensor.copy_(shard_like(tensor, saved[name]))
 
 
-def set_rate(group: dict[str, Any], learning_rate: float) -> None:
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Use `learning_rate` from the next step on, in every parameter group."""
+    for group in optimizer.param_groups:
+        _set_rate(group, learning_rate)
+
+
+def _set_rate(group: dict[str, Any], learning_rate: float) -> None:
     """Set a parameter group's learning rate, which some optimizers keep as a number and others as a tensor."""
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(learning_rate)
@@ -98,20 +113,20 @@ def _flatten(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor],
         for key, value in state.items():
             name = f"{names[parameter]}/{key}"
             if isinstance(value, Tensor):
-                tensors.update(_parts(name, value))
+                tensors.update((part, plain.detach()) for part, plain in plain_tensors(value, name))
             else:
                 scalars[name] = value
     return tensors, scalars
 
 
-def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The plain tensors of a tensor: itself, or those that a wrapper subclass holds."""
+def plain_tensors(tensor: Tensor, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The plain tensors of a tensor, by name: itself, or those that a wrapper such as a quantized state holds."""
     if is_sharded(tensor) or not is_traceable_wrapper_subclass(tensor):
-        yield name, tensor.detach()
+        yield name, tensor
         return
     attributes, _ = tensor.__tensor_flatten__()
     for attribute in attributes:
-        yield from _parts(f"{name}/{attribute}", getattr(tensor, attribute))
+        yield from plain_tensors(getattr(tensor, attribute), f"{name}/{attribute}")
 
 
 def _names(model: nn.Module) -> dict[Tensor, str]:
@@ -133,12 +148,12 @@ def _no_trace(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Iterator[
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         for group in optimizer.param_groups:
-            set_rate(group, 0.0)
+            _set_rate(group, 0.0)
         with torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            set_rate(group, rate)
+            _set_rate(group, rate)
         for parameter in parameters:
             parameter.grad = None
 

@@ -22,14 +22,13 @@ from tightfit.backends.pytorch.techniques.zero.library import load_deepspeed, qu
 from tightfit.backends.pytorch.techniques.zero.update import ZeroUpdate
 from tightfit.backends.pytorch.world import TensorWorld
 from tightfit.errors import Refused
-from tightfit.techniques.parallel import Zero
+from tightfit.techniques.parallel import BUCKET_BYTES, WIDE, Zero
 
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 
-BUCKET = 25 << 18
-"""Elements that are summed, or gathered, at once: 25 MiB in fp32, as DistributedDataParallel has it. DeepSpeed's own
-default takes 2 GB."""
+BUCKET = BUCKET_BYTES // WIDE
+"""Elements that are summed, or gathered, at once, in fp32. DeepSpeed's own default takes 2 GB."""
 DRIVE_NOTE = ("parallel.offload: DeepSpeed compiles its async_io for the drive before the first step, once on each "
               "machine, in a few minutes; the processor's update is torch's, for which nothing is compiled")
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.sharding import Scattered, full_shape, full_tensor, is_sharded
 from tightfit.backends.pytorch.state import named_tensors, read_tensors, restore_streams, write_state
-from tightfit.backends.pytorch.techniques.optimizer.state import make_states
+from tightfit.backends.pytorch.techniques.optimizer.state import AS_BEFORE, SHOWN, check_kind, make_states
 from tightfit.errors import CheckpointError
 
 
@@ -46,16 +46,14 @@ def save(build: Build, engine: Any, client: Optimizer, folder: Path) -> dict[str
 def load(build: Build, engine: Any, client: Optimizer, folder: Path, meta: dict[str, Any]) -> None:
     """As `state.load_state`, of what `save` or another technique wrote."""
     weights, states, streams = read_tensors(folder)
-    model, kind = build.model, type(client).__name__
-    if meta["optimizer"]["optimizer"] != kind:
-        raise CheckpointError(f"optimizer: the checkpoint holds the state of {meta['optimizer']['optimizer']}, and "
-                              f"this is {kind}")
+    model = build.model
+    check_kind(client, meta["optimizer"])
     learned, expected = _learned(model), _weights(model)
     if weights.keys() != expected.keys():
-        names = ", ".join(sorted(weights.keys() ^ expected.keys())[:5])
-        raise CheckpointError(f"weights: the checkpoint is of another model; they differ in {names}")
+        names = ", ".join(sorted(weights.keys() ^ expected.keys())[:SHOWN])
+        raise CheckpointError(f"weights: the checkpoint is of another model; they differ in {names}; {AS_BEFORE}")
     if states:
-        _make_states(engine, client)
+        make_flat_states(engine, client)
         _link(engine, client)
         _copy_states(learned, client, states, meta["optimizer"]["scalars"], build.world.rank)
     _copy_weights(model, weights, build.world.rank)
@@ -87,7 +85,7 @@ def _full_state(parameter: nn.Parameter, key: str, dtype: torch.dtype) -> Tensor
     return whole.view(full_shape(parameter)).to(dtype)  # DeepSpeed gathers all in fp32
 
 
-def _make_states(engine: Any, client: Optimizer) -> None:
+def make_flat_states(engine: Any, client: Optimizer) -> None:
     """Let the engine's optimizer make the states of its flat tensors, by a step that learns nothing."""
     flats: list[nn.Parameter] = _flats(engine)
     buffers, groups = [flat.grad for flat in flats], client.param_groups
@@ -159,7 +157,8 @@ def _copy_states(
             if isinstance(value, Tensor) and value.dim():
                 whole = states.get(f"{name}/{key}")
                 if whole is None or whole.shape != full_shape(parameter):
-                    raise CheckpointError(f"optimizer state: the checkpoint has no {name}/{key} of this form")
+                    raise CheckpointError(f"optimizer state: the checkpoint has no {name}/{key} of this form; "
+                                          f"{AS_BEFORE}")
                 if is_sharded(parameter):
                     _set_part(parameter, whole, rank, key)
                 else:
@@ -190,7 +189,7 @@ def _copy_weights(model: nn.Module, weights: dict[str, Tensor], rank: int) -> No
         shape = tensor.shape if parameter is None else full_shape(parameter)
         if weights[name].shape != shape:
             raise CheckpointError(f"weights: {name} is {tuple(weights[name].shape)} in the checkpoint and "
-                                  f"{tuple(shape)} here")
+                                  f"{tuple(shape)} here; {AS_BEFORE}")
         value = weights[name].to(tensor.device)
         if parameter is None:
             tensor.copy_(value)

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.techniques.optimizer.apply import ScaledUpdate, set_learning_rate
 from tightfit.backends.pytorch.techniques.zero import state
+from tightfit.backends.pytorch.update import WeightUpdate
 
 
-class ZeroUpdate(ScaledUpdate):
-    """An engine's own update. See `build.Update` for what each method promises."""
+class ZeroUpdate(WeightUpdate):
+    """An engine's own update."""
 
     def __init__(self, build: Build, engine_of: Callable[[Optimizer], Any], drive: Path | None = None) -> None:
         """drive: the folder of what waits on a drive, which goes with this."""
@@ -28,9 +28,6 @@ class ZeroUpdate(ScaledUpdate):
     def backward(self, loss: Tensor) -> None:
         self.engine.backward(loss, scale_wrt_gas=False)
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        set_learning_rate(self.optimizer, learning_rate)
-
     def __call__(self) -> Tensor | None:
         self.engine.step()
         norm = self.engine.get_global_grad_norm() if self._max_norm else None
@@ -39,8 +36,9 @@ class ZeroUpdate(ScaledUpdate):
     def abandon(self) -> None:
         self.engine.optimizer.zero_grad()
 
-    def flush(self) -> None:
-        """Nothing waits."""
+    def make_states(self, *, late: bool = False) -> None:
+        if not late:
+            state.make_flat_states(self.engine, self.optimizer)
 
     def close(self) -> None:
         self.engine.destroy()

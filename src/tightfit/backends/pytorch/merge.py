@@ -1,0 +1,75 @@
+"""A run's adapter worked into its model's weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from tightfit.backends.pytorch.apply import APPLY
+from tightfit.backends.pytorch.assembly import bare_build
+from tightfit.backends.pytorch.saved_model import save_model
+from tightfit.backends.pytorch.techniques.adapters.folder import BASE, TENSORS, adapter_tensors
+from tightfit.backends.pytorch.techniques.adapters.layers import dequantize, frozen_layers
+from tightfit.devices import Device
+from tightfit.errors import CheckpointError
+from tightfit.recipe import Recipe
+
+
+def merge(recipe: Recipe, adapter: Path, folder: Path) -> tuple[str, ...]:
+    """Write the model that a run of `recipe` trained an adapter of, with the adapter worked into its weights. Returns
+    sentences on how.
+
+    The weights are those that were trained beside: quantized ones are dequantized, not read anew. Raises
+    CheckpointError for a folder that holds no adapter of this recipe, and ModelError as building the model does.
+    """
+    cpu = Device(kind="cpu", name="CPU", memory_bytes=0)
+    notes: list[str] = []
+    if (adapter / BASE).is_dir():
+        recipe = recipe.override(model=str(adapter / BASE), model_overrides={}, pretrained=True, vocab_size=None,
+                                 num_labels=None, base="as-is")
+    elif recipe.base.quantizes:
+        notes.append(f"the weights were held in {recipe.base.name}, beside which the adapter was trained: they are "
+                     f"written dequantized, as {recipe.base.format(recipe)}")
+    build = bare_build(recipe, cpu, torch.device("cpu"))
+    for technique in (recipe.base, recipe.trainable):
+        build = APPLY[type(technique)](technique, build)
+    try:
+        tensors = load_file(adapter / TENSORS)
+    except Exception as error:  # safetensors and the file system each raise their own
+        raise CheckpointError(f"{adapter / TENSORS}: {' '.join(str(error).split())}") from None
+    live = adapter_tensors(build.model)
+    if {name: t.shape for name, t in tensors.items()} != {name: t.shape for name, t in live.items()}:
+        raise CheckpointError(f"{adapter}: the adapter is of another model than {recipe.model}, or of another rank "
+                              "than the run's recipe says")
+    with torch.no_grad():
+        for name, parameter in live.items():
+            parameter.copy_(tensors[name])
+    dtype = getattr(torch, recipe.base.format(recipe))
+    for _, layer in [*frozen_layers(build.model)]:
+        dequantize(layer, dtype)
+    _untie(build.model)
+    save_model(build.model, folder, _classes(adapter))
+    return tuple(notes)
+
+
+def _untie(model: nn.Module) -> None:
+    """Say so in its configuration where an adapter made a head that was tied to the embeddings another one."""
+    if not isinstance(model, PreTrainedModel):
+        return
+    head, words = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and head.weight is not words.weight:
+        model.config.tie_word_embeddings = False
+
+
+def _classes(adapter: Path) -> dict[int, str] | None:
+    """The names of classes in an adapter's folder; None where it names none."""
+    try:
+        named = json.loads((adapter / "config.json").read_text("utf-8"))["id2label"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return {int(number): name for number, name in named.items()}
