@@ -44,8 +44,8 @@ class _Pending:
 
 
 class UpdateByBlock(WeightUpdate):
-    """Optimizer step block by block. technique: says when a block is updated, whose gradient only the passes of the last
-    sweep leave final."""
+    """Optimizer step block by block. technique: says when a block is updated, whose gradient only the passes of the
+    last sweep leave final."""
 
     def __init__(self, build: Build, calls: BlockCalls | None, *, technique: Update) -> None:
         assert calls is not None
