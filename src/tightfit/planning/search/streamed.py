@@ -93,12 +93,13 @@ def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe],
     by_level: dict[Level, list[Choice]] = {}
     for choice in space.choices:
         by_level.setdefault(space.level(choice), []).append(choice)
-    precision = usual.get("precision", recipe.precision)
+    precisions = [usual.get("precision", recipe.precision)]
     for level in sorted(by_level):
         least = space.recipe_for(space.least_memory(by_level[level]), 1)
-        if least.precision == precision and not lacks_host:
+        if least.precision in precisions and not lacks_host:
             continue  # what differs waits in host memory
-        precision, changed = least.precision, {slot: getattr(least, slot) for slot in open_slots}
+        precisions.append(least.precision)
+        changed = {slot: getattr(least, slot) for slot in open_slots}
         found = _largest_that_fits(recipe.model_copy(update=changed), device, tried)
         if found is not None and _is_safe(found):
             return found
@@ -134,7 +135,8 @@ def _largest_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe
                 return first  # which neither a smaller micro-batch nor embeddings there mend
             else:
                 peaks.append((micro, memory.peak_allocated))
-                most = _most_that_may_fit(peaks, memory.capacity)
+                kept = pinned.offloaded.activations < 1  # of all that goes through together
+                most = max(_most_that_may_fit(peaks[-1:] if kept else peaks, memory.capacity), sizes[0] if kept else 0)
         most = tried
     return first
 
