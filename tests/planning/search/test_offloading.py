@@ -20,7 +20,7 @@ from tightfit.planning.search.search import search
 from tightfit.planning.search.space import Space
 from tightfit.planning.search.streamed import better, experts_stay, marked
 from tightfit.recipe import Recipe
-from tightfit.trace import Place
+from tightfit.trace import Allocation, Place
 
 HOST = {"name": "host", "activations": 1}
 FIELDS = {"model": "gpt2", "batch_size": 64, "data": {"source": "dummy"}}
@@ -198,3 +198,32 @@ def test_what_lacks_memory_with_any_numerics_is_told_by_few_traces():
     assert plan.chosen is None
     assert len([text for text in told if "offload.activations=1" in text]) == 2
     assert plan.predictions < 20
+
+
+def test_host_memory_that_would_do_is_named_where_that_alone_lacks():
+    short = chosen(2e9, 14, host_gib=8)
+
+    assert short.chosen is None
+    assert "of host memory would do, of which Test Card's machine has 8.0 GiB: with" in short.answers.offload
+    assert chosen(2e9, 14, host_gib=64).chosen is not None
+
+
+class Wider(Streamed):
+    """A step that keeps 4 GiB on the device beside all that is offloaded, twice that where weights are of 32 bits."""
+
+    def predict(self, recipe, device):
+        trace = super().predict(recipe, device)
+        kept = Allocation(born=3, died=5, bytes=2 * GIB * round(recipe.precision.weight_bytes))
+        return replace(trace, allocations=[*trace.allocations, kept])
+
+
+@pytest.mark.parametrize(("gib", "picked"), [
+    (10, ("bf16", "adamw", ())), (5, ("bf16-pure", "adamw", ("precision=bf16-pure",))), (3, None),
+])
+def test_a_streamed_plan_takes_the_mildest_numerics_that_fit(gib, picked):
+    model = Wider(parameters=8e9, sample=2 * GIB, speeds=SPEEDS)
+    recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain", "batch_size": 1})
+    plan = search(recipe, replace(CARD, memory_bytes=gib * GIB), model.tools())
+
+    assert (plan.chosen and (plan.chosen.recipe.precision.name, plan.chosen.recipe.optimizer.name,
+                             plan.chosen.changes_numerics)) == picked

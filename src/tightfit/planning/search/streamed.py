@@ -90,17 +90,23 @@ def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe],
     if not open_slots or (plan is not None and _is_safe(plan)):
         return plan
     space = Space(recipe.override(offload="none"), device)
+
+    def with_numerics_of(choices: Sequence[Choice]) -> Recipe:
+        least = space.recipe_for(space.least_memory(choices), 1)
+        return recipe.model_copy(update={slot: getattr(least, slot) for slot in open_slots})
+
+    if lacks_host and _largest_that_fits(with_numerics_of(space.choices), device, tried) is None:
+        return plan  # then none of those between does
     by_level: dict[Level, list[Choice]] = {}
     for choice in space.choices:
         by_level.setdefault(space.level(choice), []).append(choice)
     precisions = [usual.get("precision", recipe.precision)]
     for level in sorted(by_level):
-        least = space.recipe_for(space.least_memory(by_level[level]), 1)
-        if least.precision in precisions and not lacks_host:
+        changed = with_numerics_of(by_level[level])
+        if changed.precision in precisions and not lacks_host:
             continue  # what differs waits in host memory
-        precisions.append(least.precision)
-        changed = {slot: getattr(least, slot) for slot in open_slots}
-        found = _largest_that_fits(recipe.model_copy(update=changed), device, tried)
+        precisions.append(changed.precision)
+        found = _largest_that_fits(changed, device, tried)
         if found is not None and _is_safe(found):
             return found
         plan = plan or found
