@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -29,6 +30,17 @@ STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP
 """Signals that ask a process to end, as far as the system has them."""
 KILLED = -9
 """Exit status of a process that the system, or SIGKILL, ended."""
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Let every signal of STOPPING raise KeyboardInterrupt, as Ctrl-C does. For the main thread."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def version_of(library: str) -> str | None:

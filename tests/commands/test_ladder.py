@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -20,6 +21,7 @@ from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import Status
+from tightfit.system import STOPPING
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -75,12 +77,13 @@ def test_a_ladder_is_shown_and_drawn(
     assert all(job.recipe.get("output_dir") is None for job in made.jobs)
 
 
+@pytest.mark.parametrize("number", STOPPING)
 def test_a_ladder_that_is_stopped_says_where_it_is_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     def outcome(job: Job) -> Outcome:
         if len(made.jobs) == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return DONE
 
     made = Processes(outcome)

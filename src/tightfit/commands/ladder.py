@@ -18,6 +18,7 @@ from tightfit.ladder.run import LadderOptions, LadderRun, run_rungs, this_machin
 from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale, card
 from tightfit.ladder.table import show
 from tightfit.recipe.lookup import load_recipe, recipe_hint
+from tightfit.system import interrupted_by_signals
 
 FOLDER, OUTPUT, PAGE = "ladders", "output_dir", "ladder.html"
 
@@ -70,7 +71,8 @@ def run_ladder(
     console = Console(stderr=True, soft_wrap=True)
     run = LadderRun(options, machine, lambda text: console.print(text, markup=False, highlight=False))
     try:
-        run_rungs(run)
+        with interrupted_by_signals():
+            run_rungs(run)
     except KeyboardInterrupt:
         if any(result.measured is not None for result in rung_results(run)):
             _present(run, picture)
