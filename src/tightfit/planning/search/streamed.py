@@ -8,7 +8,7 @@ from typing import Any
 
 from tightfit.backends.measured import ModelSize
 from tightfit.devices import Device
-from tightfit.planning.costs import FitRank
+from tightfit.planning.costs import FitRank, Memory
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration, Pair
 from tightfit.planning.search.host_shares import KINDS, OFFLOAD
@@ -17,6 +17,7 @@ from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import default_for_slot
 from tightfit.techniques.offload import STREAMED, Host, NoOffload
+from tightfit.techniques.parallel import undivided_bytes
 from tightfit.text import size
 
 OFFLOADED: Mapping[str, Any] = {**dict.fromkeys(KINDS, "auto"), "name": "host"}
@@ -33,6 +34,8 @@ TRACES = 24
 """Traces of each search for a streamed recipe, at most."""
 NUMERICS = ("precision", "optimizer")
 """The fields that may change results."""
+NEARLY = 0.9
+"""Share of the host memory that declared bytes speak of which is needed at least."""
 MILD = (
     "optimizer states wait in the host's memory with results as they always are; allow_numerics=true also considers "
     "8-bit states and 16-bit weights, which may fit without and be faster"
@@ -74,42 +77,49 @@ def plan_streamed(
 def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe], Plan]) -> Plan | None:
     """The first plan with a choice, with numerics as they usually are where something fits so, else with the mildest
     change that serves with the margin free: of each level the one that needs least memory."""
-    recipe, lacks_host = with_least_memory(recipe), False
+    recipe = with_least_memory(recipe)
+    short: list[tuple[float, Memory]] = []
 
     def tried(other: Recipe) -> Plan:
-        nonlocal lacks_host
         plan = plan_of(other)
-        lacks_host |= plan.candidates[0].estimate.memory.host_missing > 0
+        memory = plan.candidates[0].estimate.memory
+        if memory.host_missing:
+            short.append((undivided_bytes(other), memory))
         return plan
 
-    if recipe.mode != "train":
-        return None
-    open_slots = [slot for slot in NUMERICS if getattr(recipe, slot) == "auto"]
-    usual = {slot: default_for_slot(recipe, device, slot) for slot in open_slots}
-    plan = _largest_that_fits(recipe.model_copy(update=usual), device, tried)
-    if not open_slots or (plan is not None and _is_safe(plan)):
-        return plan
-    space = Space(recipe.override(offload="none"), device)
+    def may_have_room(other: Recipe) -> bool:
+        return all(NEARLY * memory.host * undivided_bytes(other) / each
+                   <= memory.host - memory.host_missing + memory.capacity for each, memory in short)
 
     def with_numerics_of(choices: Sequence[Choice]) -> Recipe:
         least = space.recipe_for(space.least_memory(choices), 1)
         return recipe.model_copy(update={slot: getattr(least, slot) for slot in open_slots})
 
-    if lacks_host and _largest_that_fits(with_numerics_of(space.choices), device, tried) is None:
-        return plan  # then none of those between does
+    if recipe.mode != "train":
+        return None
+    open_slots = [slot for slot in NUMERICS if getattr(recipe, slot) == "auto"]
+    usual = recipe.model_copy(update={slot: default_for_slot(recipe, device, slot) for slot in open_slots})
+    plan = _largest_that_fits(usual, device, tried)
+    if not open_slots or (plan is not None and _is_safe(plan)):
+        return plan
+    space = Space(recipe.override(offload="none"), device)
     by_level: dict[Level, list[Choice]] = {}
     for choice in space.choices:
         by_level.setdefault(space.level(choice), []).append(choice)
-    precisions = [usual.get("precision", recipe.precision)]
+    asked = [usual]
     for level in sorted(by_level):
         changed = with_numerics_of(by_level[level])
-        if changed.precision in precisions and not lacks_host:
-            continue  # what differs waits in host memory
-        precisions.append(changed.precision)
+        waits_there = not short and changed.precision in [other.precision for other in asked]  # what differs
+        if waits_there or not may_have_room(changed):
+            continue
+        asked.append(changed)
         found = _largest_that_fits(changed, device, tried)
         if found is not None and _is_safe(found):
             return found
         plan = plan or found
+    least = with_numerics_of(space.choices)
+    if short and plan is None and least not in asked:
+        return _largest_that_fits(least, device, tried)  # which says how much would do
     return plan
 
 
