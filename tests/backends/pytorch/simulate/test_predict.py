@@ -113,6 +113,39 @@ class Counting(nn.Module):
         return self.inner(self.embedding(input_ids)) + found.shape[0]
 
 
+class Own(nn.Module):
+    """Logits from a middle part of a person's own."""
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.middle, self.head = nn.Embedding(96, 8), middle, nn.Linear(8, 96)
+
+    def forward(self, input_ids):
+        middle = self.middle(self.embedding(input_ids))
+        return self.head(middle[0] if isinstance(middle, tuple) else middle)
+
+
+class Fourier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.ones(8, dtype=torch.complex64))
+
+    def forward(self, values):
+        return torch.fft.ifft(torch.fft.fft(values) * self.factors).real
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("middle", [
+    lambda: nn.GRU(8, 8, num_layers=2, batch_first=True), lambda: nn.LSTM(8, 8), lambda: nn.RNN(8, 8, batch_first=True),
+    lambda: nn.utils.weight_norm(nn.Linear(8, 8)), Fourier,
+], ids=["gru", "lstm", "rnn", "weight norm", "complex"])
+@pytest.mark.parametrize("device", [CPU, find_device("rtx-4090")], ids=["cpu", "gpu"])
+def test_modules_of_many_kinds_are_traced(middle, device):
+    recipe = Recipe.from_dict({**PLAIN, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8})
+    trace = prediction.predict(recipe, device, Own(middle()))
+    assert any(a.category is Category.OPTIMIZER for a in trace.allocations)
+
+
 def test_a_model_that_cannot_be_traced_is_refused_by_its_op():
     recipe = Recipe.from_dict({
         **PLAIN, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8, "attention": "eager",

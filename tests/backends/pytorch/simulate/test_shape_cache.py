@@ -8,6 +8,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tightfit.backends.pytorch.simulate.shape_cache import MISSING, ShapeCache
+from tightfit.backends.pytorch.simulate.target import PlanningMode
+from tightfit.devices import find_device
 
 aten = torch.ops.aten
 
@@ -66,6 +68,12 @@ def test_a_view_shares_its_argument_memory(cached, call):
 def test_an_op_in_place_gives_its_argument(cached):
     again, _ = cached(aten.add_.Tensor, cached.x, 1)
     assert again is cached.x
+
+
+def test_a_transposition_in_place_is_asked_for_each_time():
+    with PlanningMode(find_device("rtx-4090")):
+        for _ in range(2):
+            assert torch.zeros(4, 8).transpose_(0, 1).shape == (8, 4)
 
 
 def test_one_and_one_point_nought_are_different_arguments(cached):

@@ -174,7 +174,8 @@ def skip_weight_init() -> Iterator[None]:
 def fake_copy(model: nn.Module) -> nn.Module:
     """A copy of a module whose weights are fake tensors on the CPU; call it inside a fake mode. Ties are kept."""
     copies: dict[int, Any] = {}
-    for tensor in [*model.parameters(), *model.buffers()]:
+    held = (value for module in model.modules() for value in vars(module).values())  # such as a computed weight
+    for tensor in [*model.parameters(), *model.buffers(), *filter(torch.is_tensor, held)]:
         fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         is_parameter = isinstance(tensor, nn.Parameter)
         copies[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake

@@ -78,6 +78,8 @@ class ShapeCache:
 
     def remember(self, key: tuple[Any, ...], args: tuple[Any, ...], result: Any) -> None:
         """Keep how a result was made, where it can be made again."""
+        if torch.Tag.inplace_view in getattr(key[0], "tags", ()):
+            return  # it changes its argument's shape, as well as giving it back
         kind = type(result) if type(result) in (tuple, list) else None
         if result is None and key[0]._schema.returns:
             return  # only an op that works in place gives nothing

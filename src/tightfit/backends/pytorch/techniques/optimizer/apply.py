@@ -81,8 +81,10 @@ def adamw(technique: declared.AdamW, build: Build) -> Build:
         return _with(build, AnyPrecisionAdamW, technique.weight_decay, **options)
     if technique.implementation == "apex":
         return _apex(technique, build, options)
-    return _with(build, torch.optim.AdamW, technique.weight_decay, **options,
-                 **IMPLEMENTATIONS[technique.implementation])
+    implementation = technique.implementation
+    if implementation == "auto" and any(parameter.is_complex() for parameter in build.model.parameters()):
+        implementation = "foreach"  # the fused kernel takes real numbers alone
+    return _with(build, torch.optim.AdamW, technique.weight_decay, **options, **IMPLEMENTATIONS[implementation])
 
 
 def _apex(technique: declared.AdamW, build: Build, options: dict[str, Any]) -> Build:
