@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 
@@ -80,6 +81,9 @@ def test_a_base_that_is_stored_nowhere_else_is_written_beside_the_adapter(tiny, 
     assert run("export", path, "--merge")[0] == 0
     merged = transformers.AutoModelForCausalLM.from_pretrained(path / "merged")
     torch.testing.assert_close(logits(merged), logits(model), rtol=1e-4, atol=1e-5)
+    shutil.rmtree(path / "model" / "base")
+    shutil.rmtree(path / "merged")
+    assert "stored nowhere else" in run("export", path, "--merge")[2]
 
 
 def test_a_classifiers_head_and_the_names_of_its_classes_are_in_the_adapter(tmp_path, folder, run):

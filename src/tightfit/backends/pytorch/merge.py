@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.assembly import bare_build
 from tightfit.backends.pytorch.saved_model import save_model
-from tightfit.backends.pytorch.techniques.adapters.folder import BASE, TENSORS, adapter_tensors
+from tightfit.backends.pytorch.techniques.adapters.folder import BASE, TENSORS, adapter_tensors, stored_source
 from tightfit.backends.pytorch.techniques.adapters.layers import dequantize, frozen_layers
 from tightfit.devices import Device
 from tightfit.errors import CheckpointError
@@ -32,6 +32,9 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> tuple[str, ...]:
     if (adapter / BASE).is_dir():
         recipe = recipe.override(model=str(adapter / BASE), model_overrides={}, pretrained=True, vocab_size=None,
                                  num_labels=None, base="as-is")
+    elif stored_source(recipe) is None:
+        raise CheckpointError(f"{adapter / BASE}: the weights that the adapter was trained beside are not there, and "
+                              "are stored nowhere else; bring the folder back, or train again")
     elif recipe.base.quantizes:
         notes.append(f"the weights were held in {recipe.base.name}, beside which the adapter was trained: they are "
                      f"written dequantized, as {recipe.base.format(recipe)}")

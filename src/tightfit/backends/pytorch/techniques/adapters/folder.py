@@ -14,7 +14,8 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.saved_model import name_classes, save_model
 from tightfit.backends.pytorch.state import write_tensors
 from tightfit.backends.pytorch.techniques.adapters.layers import FACTORS, LINEAR, FrozenConv1D, frozen_layers
-from tightfit.models import resolve_source
+from tightfit.models import ModelSource, resolve_source
+from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 
 CONFIG, TENSORS, BASE = "adapter_config.json", "adapter_model.safetensors", "base"
@@ -31,11 +32,9 @@ def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = No
         return
     folder.mkdir(parents=True, exist_ok=True)
     head = [name for name, _ in classifier_head(build)]
-    source = None if build.own_model else resolve_source(build.recipe)
-    stored = source is not None and source.kind in ("folder", "hub") and build.recipe.pretrained
+    source = None if build.own_model else stored_source(build.recipe)
     base = folder / BASE
-    if stored:
-        assert source is not None
+    if source is not None:
         named = str(Path(source.name).resolve()) if source.kind == "folder" else source.name
         if classes and isinstance(build.model, PreTrainedModel):
             name_classes(build.model, classes)
@@ -53,6 +52,12 @@ def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = No
         "fan_in_fan_out": any(isinstance(layer, FrozenConv1D) for _, layer in frozen_layers(build.model)),
     }  # fmt: skip
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def stored_source(recipe: Recipe) -> ModelSource | None:
+    """The stored model whose weights a recipe loads; None where it draws them."""
+    source = resolve_source(recipe)
+    return source if source.kind in ("folder", "hub") and recipe.pretrained else None
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
