@@ -13,9 +13,11 @@ from tightfit.recipe.hf_arguments import training_arguments
 def test_all_that_is_refused_is_said_at_once():
     with pytest.raises(RecipeError) as caught:
         Recipe.from_training_arguments(
-            {"deepspeed": "/path/to/ds_config.json", "optim": "adamw_hf", "use_liger_kernel": True}
+            {"deepspeed": "/path/to/ds_config.json", "optim": "adamw_hf", "use_liger_kernel": True, "learning_rte": 1,
+             "lr_scheduler_type": "cosine_with_restarts"}
         )
-    for name in ("deepspeed: '/path/to/ds_config.json'", "optim: 'adamw_hf'", "use_liger_kernel: True"):
+    for name in ("deepspeed: '/path/to/ds_config.json'", "optim: 'adamw_hf'", "use_liger_kernel: True", "learning_rte",
+                 "lr_scheduler_type"):
         assert name in str(caught.value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -47,22 +47,24 @@ def from_training_arguments(
 ) -> R:  # fmt: skip
     """The recipe that says what the arguments say, as `Recipe.from_training_arguments` describes it. `fields` replace
     what arguments say, whole: `optimizer` its weight decay too."""
-    written = _read(source)
+    written, unknown = _read(source)
     if isinstance(steps := fields.get("max_steps"), int):
         written["max_steps"] = steps
     if "device" in fields:
         written["use_cpu"] = fields["device"] == "cpu"
-    given = _complete(written)
+    try:
+        given = _complete(written)
+    except RecipeError as error:
+        raise RecipeError("; ".join([*unknown, str(error)])) from None
     replaced = {name for field in fields for name in table.arguments_of(field)}
     # What other fields are read from too is read although it is replaced.
     shared = {*table.arguments_of("batch_size"), "max_steps", "use_cpu"}
     consulted = _complete({**written, **{name: table.DEFAULTS[name] for name in replaced - shared}})
     # The Trainer's models make whole logits.
-    values = {"loss": "plain", **_recipe_values(consulted, _default_steps(recipe_type)), **fields}
-    recipe = recipe_type.from_dict(values)
+    recipe = _recipe(recipe_type, consulted, {"loss": "plain"}, fields, unknown)
     said = _complete(plain_arguments(recipe))
     kept = {name: value for name, value in given.items() if name not in replaced and value != said.get(name)}
-    return recipe_type.from_dict({**values, "hugging_face": {**kept, **recipe.hugging_face}})
+    return recipe.override(hugging_face={**kept, **recipe.hugging_face})
 
 
 def training_arguments(recipe: Recipe) -> Arguments:
@@ -106,7 +108,24 @@ def training_arguments(recipe: Recipe) -> Arguments:
 
 
 def _meaning(recipe_type: type[R], arguments: Arguments) -> R:
-    return recipe_type.from_dict(_recipe_values(_complete(arguments), _default_steps(recipe_type)))
+    return _recipe(recipe_type, _complete(arguments))
+
+
+def _recipe(
+    recipe_type: type[R], a: Arguments, below: Mapping[str, Any] = {}, above: Mapping[str, Any] = {},
+    reasons: Sequence[str] = (),
+) -> R:  # fmt: skip
+    """The recipe of complete arguments. below, above: values that theirs replace, and that replace theirs. reasons:
+    what is against it already. Raises RecipeError with all reasons against it at once."""
+    values, unsaid = _recipe_values(a, int(recipe_type.model_fields["max_steps"].default))
+    against = [*reasons, *unsaid]
+    try:
+        recipe = recipe_type.from_dict({**below, **values, **above})
+    except RecipeError as error:
+        against.append(str(error))
+    if against:
+        raise RecipeError("; ".join(against))
+    return recipe
 
 
 def plain_arguments(recipe: Recipe) -> Arguments:
@@ -141,11 +160,12 @@ def plain_arguments(recipe: Recipe) -> Arguments:
     return arguments
 
 
-def _read(source: Any) -> Arguments:
-    """The arguments that `source` names, as plain values: strings, numbers, lists and mappings.
+def _read(source: Any) -> tuple[Arguments, list[str]]:
+    """The arguments that `source` names, as plain values: strings, numbers, lists and mappings; and a sentence on each
+    that tightfit does not know.
 
-    An object's arguments that tightfit does not know are left out while they have their default. Raises RecipeError
-    for other unknown ones, for a file that cannot be read, and for what is no TrainingArguments.
+    Such ones of an object are left out while they have their default. Raises RecipeError for a file that cannot be
+    read, and for what is no TrainingArguments.
     """
     if isinstance(source, str | Path):
         given = _read_json(Path(source))
@@ -160,9 +180,10 @@ def _read(source: Any) -> Arguments:
             f"training arguments: {source!r} cannot be read; give a TrainingArguments, a mapping, or a JSON file's path"
         )
     given = as_today(given)
-    if strange := [name for name in given if name not in table.DEFAULTS and name not in table.ASIDE]:
-        raise RecipeError("; ".join(table.unknown(str(name)) for name in strange))
-    return {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
+    unknown = [name for name in given if name not in table.DEFAULTS and name not in table.ASIDE]
+    known = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()
+             if name not in unknown}
+    return known, [table.unknown(str(name)) for name in unknown]
 
 
 def _read_json(path: Path) -> Arguments:
@@ -217,8 +238,8 @@ def _complete(given: Mapping[str, Any]) -> Arguments:
     return a
 
 
-def _recipe_values(a: Arguments, default_steps: int) -> dict[str, Any]:
-    """A recipe's values for complete arguments. Raises RecipeError naming each argument that has none, with the reason.
+def _recipe_values(a: Arguments, default_steps: int) -> tuple[dict[str, Any], list[str]]:
+    """A recipe's values for complete arguments, and the reason why for each argument that has none.
 
     default_steps: of a run that the arguments count in epochs, as far as shares of its steps are concerned.
     """
@@ -260,9 +281,7 @@ def _recipe_values(a: Arguments, default_steps: int) -> dict[str, Any]:
             values[slot] = _technique(slot, a)
         except RecipeError as error:
             reasons.append(str(error))
-    if reasons:
-        raise RecipeError("; ".join(reasons))
-    return values
+    return values, reasons
 
 
 def _unsaid(a: Arguments) -> Iterator[str]:
@@ -293,7 +312,3 @@ def _technique(slot: str, a: Arguments) -> dict[str, Any]:
             return {"name": variant.name, **knobs}
     known = [name for variant in SLOTS[slot] for name in getattr(variant, "hf_names", ())]
     raise RecipeError(f"optim: {a['optim']!r} has no counterpart in a recipe; {nearest(a['optim'], known)}")
-
-
-def _default_steps(recipe_type: type[Recipe]) -> int:
-    return int(recipe_type.model_fields["max_steps"].default)
