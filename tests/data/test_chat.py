@@ -153,7 +153,7 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
     (row_of(None), CHATML, "row 2 holds None, and no list of messages"),
     (CHATS, "{{ raise_exception('only one turn') }}", "the chat template refuses .*only one turn"),
     (CHATS, CHATML.replace("| trim", "| upper"), "changes what the assistant says in .*row 1, .*generation"),
-    ([say("only a question")], CHATML, "no token to predict"),
+    ([say("only a question")], CHATML, "no assistant's turn"),
 ])  # fmt: skip
 def test_what_cannot_be_learned_is_named(tmp_path, tokenizer, rows, template, words):
     with pytest.raises(DataError, match=words):

@@ -12,6 +12,7 @@ from tests.training.runs import logged_losses
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.step import Step
+from tightfit.backends.pytorch.techniques.adapters.folder import save_adapter
 from tightfit.devices import find_device
 from tightfit.errors import OutOfMemory
 from tightfit.recipe import Recipe
@@ -75,8 +76,10 @@ def no_room(monkeypatch, phase: Phase | str, at: int, times: int = 1) -> None:
 
     def exporting(step, *arguments):
         with monkeypatch.context() as patch:
-            name = "tightfit.backends.pytorch.build.save_model"
-            patch.setattr(name, lambda *given, **named: (fail(step), save_model(*given, **named)))
+            for name, write in (("build.save_model", save_model),
+                                ("techniques.adapters.folder.save_adapter", save_adapter)):
+                patch.setattr(f"tightfit.backends.pytorch.{name}", lambda *given, write=write, **named: (
+                    fail(step), write(*given, **named)))
             export(step, *arguments)
 
     if phase == "evaluation":
@@ -112,6 +115,31 @@ def same_files(one: Path, other: Path) -> bool:
     """Whether two runs left the same, but for the bytes in it."""
     first, second = ({path.relative_to(run) for path in run.rglob("*")} for run in (one, other))
     return first == second
+
+
+KINDS = {
+    "lora": {"trainable": "lora"},
+    "dora beside nf4": {"trainable": {"name": "dora", "rank": 4}, "base": "nf4"},
+    "fp16": {"precision": "fp16"},
+    "experts": {"model": "moe-tiny", "model_overrides": {"num_hidden_layers": 1}},
+    "classes": {"model": "bert-base", "task": "sequence-classification", "model_overrides": {
+        "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32,
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("phase", [Phase.BACKWARD, "evaluation", "export"], ids=str)
+def test_what_is_trained_otherwise_goes_on_too(run, tmp_path, monkeypatch, phase, kind):
+    values = {**run, **KINDS[kind], "max_steps": 3, "eval_steps": 2}
+    plain, _ = trained({**values, "output_dir": str(tmp_path / "plain")})
+    no_room(monkeypatch, phase, 1)
+    summary, (said,) = trained(values)
+    assert "with micro_batch_size=2" in said
+    close = 1e-3 if kind == "fp16" else 1e-5
+    assert summary.losses == pytest.approx(plain.losses, abs=close)
+    assert summary.eval_loss == pytest.approx(plain.eval_loss, abs=close)
+    assert same_files(tmp_path / "plain", Path(run["output_dir"]))
 
 
 @pytest.mark.parametrize("times", [2, 100])

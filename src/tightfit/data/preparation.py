@@ -159,8 +159,10 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
         raise DataError(f"seq_len: {split.corpus.name} has {tokens:,} training tokens, fewer than one sequence of "
                         f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")
     if not _something_to_predict(task, train, tokenizer):
-        raise DataError(f"data: there is no token to predict in the documents of {split.corpus.name}: each is empty or "
-                        "holds special tokens only; write data=<documents with text>")
+        why = "each is empty or holds special tokens only; write data=<documents with text>"
+        if LEARNED in train.streams:
+            why = "no assistant's turn and no completion holds any; write data=<rows where one does>"
+        raise DataError(f"data: there is no token to predict in the documents of {split.corpus.name}: {why}")
     samples = partial(_text_samples, recipe=recipe, facts=facts, tokenizer=tokenizer, packed=packed)
     held = evaluation if len(evaluation.streams[TEXT]) else None
     return Prepared(

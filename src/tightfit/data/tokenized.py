@@ -166,8 +166,8 @@ def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
         return ids, []
     for number, label in enumerate(labels, 1):
         if not isinstance(label, str) or not label.strip():
-            raise DataError(f"{LABEL}: field {field!r} of row {number} is {shown(label)}; write a whole number or a "
-                            "text")
+            raise DataError(f"{LABEL}: field {field!r} of row {number} is {shown(label)}; write a text, or a whole "
+                            "number in every row")
     names = sorted(set(labels))
     places = {name: place for place, name in enumerate(names)}
     return [places[label] for label in labels], names
