@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,7 @@ import torch
 
 from tests.training.runs import logged_losses
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.step import Step
-from tightfit.backends.pytorch.techniques.adapters.folder import save_adapter
 from tightfit.devices import find_device
 from tightfit.errors import OutOfMemory
 from tightfit.recipe import Recipe
@@ -75,12 +74,9 @@ def no_room(monkeypatch, phase: Phase | str, at: int, times: int = 1) -> None:
             return save(step, folder)
 
     def exporting(step, *arguments):
-        with monkeypatch.context() as patch:
-            for name, write in (("build.save_model", save_model),
-                                ("techniques.adapters.folder.save_adapter", save_adapter)):
-                patch.setattr(f"tightfit.backends.pytorch.{name}", lambda *given, write=write, **named: (
-                    fail(step), write(*given, **named)))
-            export(step, *arguments)
+        write = step.build.save_model
+        step.build = replace(step.build, save_model=lambda *given, **named: (fail(step), write(*given, **named)))
+        export(step, *arguments)
 
     if phase == "evaluation":
         monkeypatch.setattr(Step, "evaluate", evaluating)
