@@ -73,6 +73,8 @@ def layers(technique: Layers, build: Build) -> Build:
     trained = {p for name, p in build.model.named_parameters(remove_duplicate=False) if technique.trains(name)}
     for parameter in build.model.parameters():
         parameter.requires_grad_(parameter in trained)
+    for parameter in trained:  # which were built in the format of what is frozen, where that is quantized
+        parameter.data = parameter.data.to(weight_dtype(build.recipe.precision))
     return build
 
 

@@ -85,7 +85,8 @@ def quantize(layer: Frozen, kind: str, device: torch.device, held_on: torch.devi
     names = tuple(f"weight_{number}" for number in range(len(parts)))
     layer.register_parameter("weight", None)
     for name, part in zip(names, parts, strict=True):
-        layer.register_buffer(name, part.to(held_on), persistent=False)
+        # As a tensor of its own: a view would keep its memory when it lies elsewhere.
+        layer.register_buffer(name, part.to(held_on).data, persistent=False)
     layer.quantized = Quantized(kind, tuple(weight.shape), names)
 
 
