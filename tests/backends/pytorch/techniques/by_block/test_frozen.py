@@ -122,6 +122,17 @@ def test_evaluation_and_a_step_that_fails_leave_frozen_weights_as_they_are():
         assert all(map(torch.equal, quantized_parts(one), quantized_parts(other)))
 
 
+@pytest.mark.parametrize("base", ["bf16", "nf4"])
+def test_the_model_that_is_written_is_that_of_a_run_without(base, tmp_path):
+    """An adapter, and beside it the base that is stored nowhere, dequantized."""
+    for folder, kind in (("resident", {}), ("streamed", EVERYTHING)):
+        step = run("llama", 2, **FROZEN["lora"], **BASES[base], **kind).step
+        step.build.save_model(step.build, tmp_path / folder)
+
+    for name in ("adapter_model.safetensors", "base/model.safetensors", "base/config.json"):
+        assert (tmp_path / "streamed" / name).read_bytes() == (tmp_path / "resident" / name).read_bytes()
+
+
 def moved(**fields: Any) -> dict[Stream, int]:
     """Bytes that the copies of a step move, either way."""
     step, (first, second) = step_of("llama", **fields), global_batches("llama", 2)
@@ -135,7 +146,7 @@ def moved(**fields: Any) -> dict[Stream, int]:
 
 def in_blocks(step: Step) -> int:
     """Bytes of a block's frozen weights, as they are packed."""
-    return sum(-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in step.build.model.model.layers[0].parameters()
+    return sum(-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in step.build.stacks[0][0].parameters()
                if not p.requires_grad)
 
 
