@@ -91,7 +91,8 @@ Share = Literal["auto"] | Annotated[float, Field(ge=0, le=1), NUMBER]
 class Host(Offload):
     """Keep blocks' weights, gradients, optimizer states and activations in the host's memory, and bring each block's to
     the device while it is used, the next block's meanwhile. The arithmetic is the device's: results stay what they
-    are."""
+    are. Beside frozen weights it is these that are kept there, and only ever copied to the device; gradients and states
+    are those of what is trained."""
 
     name: ClassVar[str] = "host"
     speed: ClassVar[str] = "the same where a global batch computes for as long as its copies take, slower below"
@@ -134,8 +135,10 @@ class Host(Offload):
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
-        """The optimizer's states alone, which are read once a step; blocks follow where memory is short."""
-        settings = [cls(weights=0, gradients=0)] if device.kind == "cuda" else []
+        """The optimizer's states alone, which are read once a step; blocks follow where memory is short. Beside frozen
+        weights there are few."""
+        few = device.kind != "cuda" or recipe.trainable.freezes
+        settings = [] if few else [cls(weights=0, gradients=0)]
         return settings if recipe.backend.name in cls.auto_on else []
 
     @property

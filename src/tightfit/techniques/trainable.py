@@ -47,9 +47,6 @@ class Trainable(Technique):
         if precision != "auto" and precision.computes_in != precision.activations_in:
             reasons.append(f"precision={precision.name} scales products of weights that are trained; write "
                            "precision=bf16, or trainable=all")
-        if recipe.offloaded.uses_host:
-            reasons.append("offload=host brings blocks that are trained in full, and leaves frozen weights "
-                           "on the device; write offload=none, or trainable=all")
         if recipe.parallel.shards:
             reasons.append(f"parallel={recipe.parallel.name} divides gradients and states among processes, and beside "
                            "frozen weights there are few; write parallel=ddp, or trainable=all")

@@ -24,9 +24,9 @@ def move_to_device(build: Build, technique: Host) -> None:
     # Only whoever offloads pays for it.
     from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 
-    parts = Parts(build.model, build.stacks)
-    waiting = {p for number in parts.first(technique.shares.weights, embeddings=technique.embeddings)
-               for p in parts.parameters[number]}
+    parts = Parts(build.model, build.stacks, frozen=build.recipe.trainable.freezes)
+    waiting = {tensor for number in parts.first(technique.shares.weights, embeddings=technique.embeddings)
+               for tensor in parts.weights[number]}
     with torch.no_grad():
         for tensor in (*build.model.parameters(), *build.model.buffers()):
             if tensor not in waiting:  # in place: techniques that came before may hold on to it

@@ -57,7 +57,7 @@ def test_a_product_is_that_of_the_dequantized_weight_and_keeps_its_codes_alone(m
     torch.manual_seed(0)
     layer = made(*sides)
     layer.__class__ = FrozenLinear if isinstance(layer, nn.Linear) else FrozenConv1D
-    quantize(layer, kind, CPU)
+    quantize(layer, kind, CPU, CPU)
     weight = full_weight(layer, torch.float32)
     assert weight.shape == (24, 40)
     values = torch.randn(3, 5, 40, requires_grad=True)

@@ -31,10 +31,17 @@ HALF = {**SWEEPS, "offload": {"name": "host", "weights": 0.5, "gradients": 0.75,
 STATES = {"offload": {"name": "host", "weights": 0, "gradients": 0}}
 ALL = {**SWEEPS, "offload": {"name": "host", "activations": 1}}
 EVERYTHING = {**SWEEPS, "offload": {"name": "host", "activations": 1, "embeddings": True}}
+UPWARD = {**BY_BLOCK, "offload": {"name": "host", "gradients": 0, "optimizer": 0}}
+"""Weights alone: where they are frozen, nothing goes back."""
 LOOPED = {"offload": {"name": "host", "weights": 0, "gradients": 0, "optimizer": 0, "activations": 0.75}}
 STREAMED = {"by-block": {"accumulation": "by-block"}, "with-forward": {"update": "with-forward"}, "both": BY_BLOCK,
             "host": HOST, "sweeps": SWEEPS, "half": HALF, "states": STATES,
             "all": ALL, "everything": EVERYTHING, "activations in a loop": LOOPED}
+
+FROZEN: dict[str, dict[str, Any]] = {
+    "lora": {"trainable": {"name": "lora", "rank": 4}}, "dora": {"trainable": {"name": "dora", "rank": 4}},
+    "layers": {"trainable": {"name": "layers", "names": ["lm_head", "layers.2", "norm"]}},
+}
 
 
 class Run(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, HOST, SWEEPS
+from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, FROZEN, HOST, SWEEPS, UPWARD
 from tightfit.backends import load_backend
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
@@ -42,6 +42,9 @@ EVERYTHING = {**HOST, "loss": "chunked", "offload": {"name": "host", "activation
 IN_BACKWARD = {"accumulation": {"name": "by-block", "gradient_sums": "fp32"}, "update": "in-backward",
                "precision": "bf16-pure", "optimizer": "adamw", "max_grad_norm": 0}
 
+LORA = FROZEN["lora"]
+TOP = {"trainable": {"name": "layers", "names": ["lm_head", "h.2", "ln_f"]}}
+
 
 def recipe_of(layers: int, **fields: Any) -> Recipe:
     overrides = {**FIELDS["model_overrides"], "n_layer": layers}
@@ -66,8 +69,10 @@ def taken(recipe: Recipe) -> Trace:
         return tracker.trace("measured")
 
 
-@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, ALL, EVERYTHING, IN_BACKWARD],
-                         ids=["resident", "host", "sweeps", "all", "everything", "in-backward"])
+@pytest.mark.parametrize("fields", [
+    BY_BLOCK, HOST, SWEEPS, ALL, EVERYTHING, IN_BACKWARD, {**HOST, **LORA, "base": "as-is"},
+    {**UPWARD, **LORA, "base": "nf4"}, {**EVERYTHING, **LORA, "base": "int8"}, {**UPWARD, **TOP},
+], ids=["resident", "host", "sweeps", "all", "everything", "in-backward", "lora", "nf4", "int8", "layers"])
 def test_memory_is_what_the_step_takes(fields):
     recipe = recipe_of(4, **fields)
     planned, real = predict(recipe, A100, whole=True), taken(recipe)
@@ -98,8 +103,10 @@ def test_casts_of_weights_do_not_wait_in_host_memory():
     assert planned.peak()[1] == pytest.approx(real.peak()[1], rel=0.005)
 
 
-@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, {**SWEEPS, "batch_size": 16}, ALL, EVERYTHING, SHARES],
-                         ids=["resident", "host", "sweeps", "many sweeps", "all", "everything", "shares"])
+@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, {**SWEEPS, "batch_size": 16}, ALL, EVERYTHING, SHARES,
+                                    {**UPWARD, **LORA, "base": "nf4"}, {**SHARES, **LORA}],
+                         ids=["resident", "host", "sweeps", "many sweeps", "all", "everything", "shares", "nf4",
+                              "shares of lora"])
 def test_few_blocks_tell_of_the_rest(fields, monkeypatch):
     recipe, depths = recipe_of(14, **fields), []
     whole, traced = predict(recipe, A100, whole=True), prediction._traced

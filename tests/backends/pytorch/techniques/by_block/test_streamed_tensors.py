@@ -15,10 +15,12 @@ import torch
 from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     ALL,
     EVERYTHING,
+    FROZEN,
     HALF,
     HOST,
     LOOPED,
     SWEEPS,
+    UPWARD,
     run,
     same,
 )
@@ -61,6 +63,17 @@ def test_late_copies_change_no_bit(fields, changes, monkeypatch):
     monkeypatch.setattr(block_calls, "Transfers", LateTransfers)
 
     assert same(plain, run("llama", **changes, **fields))
+
+
+@pytest.mark.parametrize("fields", [HOST, UPWARD, HALF, EVERYTHING], ids=["host", "upward", "half", "everything"])
+@pytest.mark.parametrize("frozen", [
+    {**FROZEN["lora"], "base": "nf4"}, {**FROZEN["dora"], "checkpointing": "every-block"}, FROZEN["layers"]],
+    ids=["lora", "dora", "layers"])
+def test_late_copies_of_frozen_weights_change_no_bit(fields, frozen, monkeypatch):
+    plain = run("llama", **frozen)
+    monkeypatch.setattr(block_calls, "Transfers", LateTransfers)
+
+    assert same(plain, run("llama", **frozen, **fields))
 
 
 def test_host_memory_is_what_parts_need():

@@ -15,10 +15,12 @@ from tests.backends.pytorch.techniques.by_block.stream_order import Unordered, s
 from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     ALL,
     EVERYTHING,
+    FROZEN,
     HALF,
     HOST,
     LOOPED,
     SWEEPS,
+    UPWARD,
     global_batches,
     learn_late,
     leave_a_block_out,
@@ -114,6 +116,9 @@ CASES = {
     "all": ("llama", ALL), "half": ("llama", HALF), "looped": ("llama", LOOPED), "t5": ("t5", HOST),
     "t5, in-backward": ("t5", {**HOST, **IN_BACKWARD}), "albert": ("albert", SWEEPS),
     "weights": ("llama", {**HOST, **offload(gradients=0, optimizer=0)}),
+    "frozen": ("llama", {**EVERYTHING, **FROZEN["lora"], "base": "nf4"}),
+    "upward": ("llama", {**UPWARD, **FROZEN["dora"]}),
+    "some layers": ("llama", {**UPWARD, **FROZEN["layers"], "update": "after-backward"}),
     "one micro-batch a sweep": ("llama", {**ALL, "accumulation": {"name": "by-block", "sweep": 1}}),
 }
 SCENARIOS: dict[str, Callable[[], object]] = {

@@ -21,7 +21,9 @@ NOTED = 0.05
 
 
 def hold(technique: Base, build: Build) -> Build:
-    """Frozen weights in the base's format, on the device; those of the blocks' linear layers quantized."""
+    """Frozen weights in the base's format, on the device; those of the blocks' linear layers quantized. Where some wait
+    in host memory, all are left there: the device may not hold them."""
+    device = torch.device("cpu") if build.recipe.offloaded.keeps_weights else build.torch_device
     trains, dtype = build.recipe.trainable.trains, getattr(torch, technique.format(build.recipe))
     if build.recipe.mode == "inference":
         trains = _nothing
@@ -31,7 +33,7 @@ def hold(technique: Base, build: Build) -> Build:
         for block in _blocks(build):
             for layer in [*block.modules()]:
                 if not trains(f"{names[layer]}.weight") and (found := frozen_layer(layer)) is not None:
-                    quantize(found, technique.name, build.torch_device)
+                    quantize(found, technique.name, build.torch_device, device)
         left = sum(p.numel() for block in _blocks(build) for p in block.parameters())
         whole = left + sum(_count(layer) for block in _blocks(build) for layer in block.modules())
         if left > NOTED * whole:
@@ -40,9 +42,9 @@ def hold(technique: Base, build: Build) -> Build:
     with torch.no_grad():
         for name, parameter in build.model.named_parameters():
             if parameter.is_floating_point() and not trains(name):
-                parameter.data = parameter.data.to(build.torch_device, dtype)
+                parameter.data = parameter.data.to(device, dtype)
         for tensor in (*build.model.parameters(), *build.model.buffers()):
-            tensor.data = tensor.data.to(build.torch_device)
+            tensor.data = tensor.data.to(device)
     return replace(build, notes=notes)
 
 
@@ -71,6 +73,8 @@ def layers(technique: Layers, build: Build) -> Build:
     trained = {p for name, p in build.model.named_parameters(remove_duplicate=False) if technique.trains(name)}
     for parameter in build.model.parameters():
         parameter.requires_grad_(parameter in trained)
+    for parameter in trained:  # which were built in the format of what is frozen, where that is quantized
+        parameter.data = parameter.data.to(weight_dtype(build.recipe.precision))
     return build
 
 

@@ -76,8 +76,8 @@ def frozen_layers(model: nn.Module) -> Iterator[tuple[str, Frozen]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, Frozen))
 
 
-def quantize(layer: Frozen, kind: str, device: torch.device) -> None:
-    """Hold a layer's weight in fewer bits from now on, made and held on `device`."""
+def quantize(layer: Frozen, kind: str, device: torch.device, held_on: torch.device) -> None:
+    """Hold a layer's weight in fewer bits from now on, made on `device`."""
     from tightfit.backends.pytorch.techniques.adapters.quantization import QUANTIZE
 
     weight = layer.weight.detach().to(device)
@@ -85,7 +85,8 @@ def quantize(layer: Frozen, kind: str, device: torch.device) -> None:
     names = tuple(f"weight_{number}" for number in range(len(parts)))
     layer.register_parameter("weight", None)
     for name, part in zip(names, parts, strict=True):
-        layer.register_buffer(name, part, persistent=False)
+        # As a tensor of its own: a view would keep its memory when it lies elsewhere.
+        layer.register_buffer(name, part.to(held_on).data, persistent=False)
     layer.quantized = Quantized(kind, tuple(weight.shape), names)
 
 

@@ -137,8 +137,8 @@ class BlockCalls:
 def block_calls_of(build: Build) -> BlockCalls:
     """The calls of a build's blocks from now on."""
     transfers, share = Transfers(build.torch_device, pinned=build.device.kind == "cuda"), build.host_share
-    return BlockCalls(Parts(build.model, build.stacks), transfers, activations=share.activations,
-                      embeddings=share.embeddings, loss=build.loss)
+    parts = Parts(build.model, build.stacks, frozen=build.recipe.trainable.freezes)
+    return BlockCalls(parts, transfers, activations=share.activations, embeddings=share.embeddings, loss=build.loss)
 
 
 def _drop_casts() -> None:

@@ -43,12 +43,18 @@ class OffloadedState:
         self._latest_offloaded: int | None = None
         self._summed: set[int] = set()
         for part in sorted(parts.first(share.weights, embeddings=share.embeddings)):
-            self._weights.pack(part, [p.data for p in parts.parameters[part]])
-            self._bind_weights(part, None)
+            if parts.weights[part]:
+                self._weights.pack(part, [tensor.data for tensor in parts.weights[part]])
+                self._bind_weights(part, None)
 
     def fetch_weights(self, part: int, next_part: int | None) -> None:
         """Use a part's weights on the device from here on. next_part: the part that is expected next."""
         self._weights.fetch(part, next_part)
+
+    def fetch_learned(self, part: int, next_part: int | None) -> None:
+        """Use a part's learned weights on the device, where an update changes them: beside frozen ones they are."""
+        if not self.parts.frozen:
+            self.fetch_weights(part, next_part)
 
     def release_weights(self, part: int) -> None:
         """A part's weights are not used any more for now."""
@@ -62,7 +68,7 @@ class OffloadedState:
         if part in self._summed and not self._gradients.is_fetched(part):
             parameters = self.parts.parameters[part]
             added = [parameter.grad for parameter in parameters]
-            here = part not in self._weights or self._weights.is_fetched(part)
+            here = self.parts.frozen or part not in self._weights or self._weights.is_fetched(part)
             if not here:  # a gradient is bound to weights of its device
                 self._weights.fetch(part)
             self._gradients.wait_for_offload(part)  # which may read the buffer that is added to
@@ -125,7 +131,8 @@ class OffloadedState:
                     parameter.grad = gradient
             self._states.fetch(part, next_part)
             yield
-            self._weights.write_back(part)
+            if not self.parts.frozen:
+                self._weights.write_back(part)
             self._states.write_back(part)
         except BaseException:
             if resident is not None:  # for an update that did not begin
@@ -182,8 +189,8 @@ class OffloadedState:
         self._weights.free_buffers()
         try:
             for part in [part for part in range(len(self.parts.modules)) if part in self._weights]:
-                for parameter in self.parts.parameters[part]:
-                    parameter.data = parameter.data.to(self._transfers.device, copy=True)
+                for tensor in self.parts.weights[part]:
+                    tensor.data = tensor.data.to(self._transfers.device, copy=True)
         except torch.OutOfMemoryError:
             model.to("cpu")
 
@@ -215,8 +222,8 @@ class OffloadedState:
 
     def _bind_weights(self, part: int, tensors: Sequence[Tensor] | None) -> None:
         found = tensors or self._weights.host_views(part)
-        for parameter, tensor in zip(self.parts.parameters[part], found, strict=True):
-            parameter.data = tensor
+        for weight, tensor in zip(self.parts.weights[part], found, strict=True):
+            weight.data = tensor
 
     def _bind_gradients(self, part: int, tensors: Sequence[Tensor] | None) -> None:
         for number, parameter in enumerate(self.parts.parameters[part]):

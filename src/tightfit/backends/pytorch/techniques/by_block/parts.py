@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from tightfit.backends.pytorch.padding import model_end
+from tightfit.backends.pytorch.techniques.adapters.layers import Frozen, quantized_parts
 
 
 class Parts:
@@ -17,25 +18,30 @@ class Parts:
         for the rest, the model.
     end_modules: all modules of an embedding's part.
     parameters: of each part, the learned ones that no other part has as well.
-    embedding, head: numbers of these parts; None where the model names none.
+    frozen: whether what may wait in host memory as weights are those that no update changes, not the learned ones.
+    weights: of each part, these tensors: its `parameters`, or what is frozen, and what holds quantized weights.
+    embedding, head: numbers of these parts; None where the model names none, or nothing of them may wait.
     """
 
-    def __init__(self, model: nn.Module, stacks: Sequence[Sequence[nn.Module]]) -> None:
+    def __init__(self, model: nn.Module, stacks: Sequence[Sequence[nn.Module]], *, frozen: bool = False) -> None:
+        self.frozen = frozen
         self.blocks = tuple(dict.fromkeys(block for stack in stacks for block in stack))
         in_blocks = {parameter for block in self.blocks for parameter in block.parameters()}
         self.modules: list[nn.Module] = [*self.blocks]
-        self.parameters = _own_parameters(model, self.blocks)
+        self._own = [[t for t in own if frozen or t.requires_grad] for own in _own_tensors(model, self.blocks)]
         self.embedding = self._add_end(model_end(model, "get_input_embeddings"), in_blocks)
         self.head = self._add_end(model_end(model, "get_output_embeddings"), in_blocks)
-        inside = {p for parameters in self.parameters for p in parameters}
+        inside = {tensor for own in self._own for tensor in own}
         # An encoder and a decoder may have modules of their own for one embedding.
         self.end_modules = {
             number: [m for m in model.modules() if isinstance(m, nn.Embedding | nn.Linear)
-                     and not {*self.parameters[number]}.isdisjoint(m.parameters(recurse=False))]
+                     and not {*self._own[number]}.isdisjoint(m.parameters(recurse=False))]
             for number in self.behind_blocks
         }  # fmt: skip
-        self.parameters.append([p for p in model.parameters() if p.requires_grad and p not in inside])
+        self._own.append([p for p in model.parameters() if p.requires_grad and p not in inside])
         self.modules.append(model)
+        self.parameters = [[t for t in own if isinstance(t, nn.Parameter) and t.requires_grad] for own in self._own]
+        self.weights = [[t for t in own if t.requires_grad is not frozen] for own in self._own]
 
     @property
     def behind_blocks(self) -> range:
@@ -53,27 +59,33 @@ class Parts:
     def _add_end(self, module: object, in_blocks: set[nn.Parameter]) -> int | None:
         if not isinstance(module, nn.Embedding | nn.Linear):
             return None
-        learned = [p for p in module.parameters() if p.requires_grad]
-        if not learned or in_blocks.intersection(module.parameters()):
+        own = [p for p in module.parameters() if self.frozen or p.requires_grad]
+        if not own or in_blocks.intersection(module.parameters()):
             return None
         for number in self.behind_blocks:
-            known = self.parameters[number]
-            if not {*known}.isdisjoint(learned):  # tied
-                known += [p for p in learned if p not in {*known}]
+            known = self._own[number]
+            if not {*known}.isdisjoint(own):  # tied
+                known += [p for p in own if p not in {*known}]
                 return number
         self.modules.append(module)
-        self.parameters.append(learned)
+        self._own.append([*own])
         return len(self.modules) - 1
 
 
-def _own_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
-    """Each block's learned parameters that no other part of the model has as well."""
+def _own_tensors(model: nn.Module, blocks: Sequence[nn.Module]) -> list[list[Tensor]]:
+    """Each block's parameters, and what holds its quantized weights, that no other part of the model has as well."""
     inside: dict[nn.Module, set[nn.Module]] = {}
     for block in blocks:
         for module in block.modules():
             inside.setdefault(module, set()).add(block)
-    owners: dict[nn.Parameter, set[nn.Module]] = {}
+    owners: dict[Tensor, set[nn.Module]] = {}
     for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(parameter, set()).update(inside.get(module, {model}))
-    return [[p for p in block.parameters() if p.requires_grad and owners[p] == {block}] for block in blocks]
+        held = quantized_parts(module) if isinstance(module, Frozen) else []
+        for tensor in (*module.parameters(recurse=False), *held):
+            owners.setdefault(tensor, set()).update(inside.get(module, {model}))
+    found: dict[nn.Module, list[Tensor]] = {block: [] for block in blocks}
+    for tensor, parts in owners.items():
+        for block in parts if len(parts) == 1 else ():
+            if block in found:
+                found[block].append(tensor)
+    return [*found.values()]

@@ -120,6 +120,11 @@ class SuspendedPass:
                              "dictionaries of them, or write accumulation=loop")
         return output
 
+    def learns_from(self, call: int) -> bool:
+        """Whether a block's call, or what depends on it, has a backward pass: below the first weight that learns none
+        has."""
+        return bool(self._outputs.get(call)) or any(cut.call == call for cut in self._between)
+
     def backward(self, call: int) -> None:
         """Run the backward pass of a block's call, given by its place in their order, and of what depends on it."""
         self._backward_between(call)

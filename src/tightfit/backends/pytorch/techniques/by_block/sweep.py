@@ -124,13 +124,14 @@ class _Sweep:
     def _backward(self) -> None:
         last_calls = {block: call for call, block in enumerate(self._order)}
         first_calls = {block: call for call, block in reversed([*enumerate(self._order)])}
+        calls = [call for call in reversed(range(len(self._order)))
+                 if any(member.learns_from(call) for member in self._members.values())]
         activations = self._blocks.activations
-        if activations is not None:
+        if activations is not None and calls:
             count = len(self._members)
-            activations.expect([self._first_call + call * count + member
-                                for call in reversed(range(len(self._order))) for member in range(count)])
-        for call in reversed(range(len(self._order))):
-            block, before = self._order[call], self._order[call - 1] if call else None
+            activations.expect([self._first_call + call * count + member for call in calls for member in range(count)])
+        for call, then in zip(calls, [*calls, None][1:], strict=True):
+            block, before = self._order[call], None if then is None else self._order[then]
             self._blocks.begin(block, before)
             # Other blocks' come between the calls of one that is called again: its own are added to when it is stored.
             if self._later and last_calls[block] == first_calls[block]:
@@ -146,7 +147,8 @@ class _Sweep:
 
     def _backward_outside(self) -> None:
         """The backward pass of what comes before the blocks: the embedding's weights are there beside its gradient."""
-        embedding = self._blocks.parts.embedding
+        parts = self._blocks.parts
+        embedding = parts.embedding if parts.embedding is not None and parts.parameters[parts.embedding] else None
         if embedding is not None:
             self._blocks.begin(embedding)
             self._update.fetch_gradients(embedding, None)

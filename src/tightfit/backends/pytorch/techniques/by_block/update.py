@@ -138,9 +138,6 @@ class UpdateByBlock(WeightUpdate):
 
     def make_ready(self, part: int, next_part: int | None) -> None:
         self._seen.add(part)
-        self._fetch_and_update(part, next_part)
-
-    def _fetch_and_update(self, part: int, next_part: int | None) -> None:
         self._offloaded.fetch_weights(part, next_part)
         self._update(part, next_part)
 
@@ -199,7 +196,8 @@ class UpdateByBlock(WeightUpdate):
         for part, next_part in zip(waiting, [*waiting, then][1:], strict=True):
             with working_on(self._parts.modules[part]):
                 try:
-                    self._fetch_and_update(part, next_part)
+                    self._offloaded.fetch_learned(part, next_part)
+                    self._update(part, next_part)
                 finally:
                     self.release(part)
 
@@ -207,7 +205,7 @@ class UpdateByBlock(WeightUpdate):
         waiting = len(self._parts.blocks) if self._technique.deferred else 0
         for part, module in enumerate(self._parts.modules[: waiting if late else None]):
             with working_on(module):
-                self._offloaded.fetch_weights(part, None)
+                self._offloaded.fetch_learned(part, None)
                 self._offloaded.store_gradients(part, final=True)  # there are none: what waits is of no use
                 with self._offloaded.updating(part, None, self.optimizer):
                     make_states(self.optimizer, self._parts.parameters[part])
