@@ -54,11 +54,11 @@ READING = """\
 - **Peers** run the same model, weights, data, seed and number of steps by their own loop; the bare loop is
   `--peer plain`. Rows that documents share are no peer's: a recipe with text needs `data.packing=false`. Where the
   losses of a step lie apart, a row is marked as not the same work, and its ratio counts for nothing.
-- **results.jsonl** is only ever added to, by one ladder at a time. A ladder that is stopped by Ctrl-C or SIGTERM shows
-  and draws what it has, and resumes at the first rung without a row; what failed or was killed is tried again. A rung is
-  measured and predicted anew where the recipe, the machine or the version of a library that it uses is another.
-  `--fresh` runs and predicts everything anew: write it after a change of your model's code, of your data, of a
-  calibration or of tightfit itself.
+- **results.jsonl** is only ever added to, by one ladder at a time. A ladder that is stopped by Ctrl-C or SIGTERM
+  shows and draws what it has, and resumes at the first rung without a row; what failed or was killed is tried again.
+  A rung is measured and predicted anew where the recipe, the machine or the version of a library that it uses is
+  another. `--fresh` runs and predicts everything anew: write it after a change of your model's code, of your data, of
+  a calibration or of tightfit itself.
 - **The exit status** is 0 where any rung came to figures, 1 where none did, and 2 where every one was refused or what
   was asked for is wrong."""
 
