@@ -227,6 +227,10 @@ def test_training_arguments_train_as_the_recipe_that_they_say(tmp_path: Path) ->
     own = Trainer(module, arguments, ROWS)
     assert (own.recipe.seq_len, own.recipe.batch_size, own.recipe.micro_batch_size, own.recipe.seed) == (16, 8, 4, 3)
     assert own.train().steps == 2
+    assert Trainer(Named(), arguments, ROWS, overrides=["vocab_size=64", "max_steps=1"]).recipe.max_steps == 1
+    for wrong in ({"training_arguments": tmp_path}, {"overrides": ["max_steps=1"]}):
+        with pytest.raises(RecipeError, match=f"^{next(iter(wrong))}: "):
+            Trainer(module, {"vocab_size": 64}, ROWS, **wrong)
 
     file, text = tmp_path / "arguments.json", tmp_path / "notes.txt"
     file.write_text(json.dumps({**said, "output_dir": str(tmp_path / "file")}))

@@ -75,10 +75,18 @@ def as_recipe(
     """The recipe that a caller means: one, its fields, its name, or TrainingArguments; a model given by name replaces
     the recipe's.
 
-    overrides: `key=value` words on top of a recipe that is given by name. cuda: whether it is to run on a CUDA device,
-    where a named recipe may differ. training_arguments: as of `load_recipe`. Raises RecipeError.
+    overrides: `key=value` words on top of TrainingArguments, or of a recipe that is given by name. cuda: whether it is
+    to run on a CUDA device, where a named recipe may differ. training_arguments: as of `load_recipe`, beside a name.
+    Raises RecipeError.
     """
     named = {"model": model} if isinstance(model, str) else {}
+    words = list(overrides)
+    if training_arguments is not None and not isinstance(recipe, str | Path):
+        raise RecipeError(f"training_arguments: {training_arguments} goes with a recipe's name; give TrainingArguments "
+                          "as the recipe, or Recipe.from_training_arguments(file, field=value)")
+    if words and (recipe is None or isinstance(recipe, Recipe | Mapping)):
+        raise RecipeError(f"overrides: {words[0]!r} goes with a recipe's name, or with TrainingArguments; write it "
+                          "into the recipe")
     if isinstance(recipe, Recipe):
         return recipe.override(**named) if named else recipe
     if recipe is None:
@@ -86,12 +94,12 @@ def as_recipe(
     if isinstance(recipe, Mapping):
         return Recipe.from_dict(_with_task({**recipe, **named}))
     if isinstance(recipe, str | Path):
-        words = [*overrides, *(f"{field}={value}" for field, value in named.items())]
-        return load_recipe(str(recipe), words, cuda=cuda, training_arguments=training_arguments)
+        replaced = [f"{field}={value}" for field, value in named.items()]
+        return load_recipe(str(recipe), [*words, *replaced], cuda=cuda, training_arguments=training_arguments)
     if hasattr(recipe, "per_device_train_batch_size"):
         positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)  # of a module
         length = {"seq_len": positions} if positions and positions < Recipe().seq_len else {}
-        return Recipe.from_training_arguments(recipe, **_with_task({**named, **length}))
+        return Recipe.from_training_arguments(recipe, **_with_task(apply_overrides({**named, **length}, words)))
     raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, TrainingArguments, or a recipe "
                       "file's name")
 

@@ -46,8 +46,8 @@ class Trainer:
     dataset: any object with `len` and `[i]` giving mappings with `input_ids` and, if need be, `labels`; None reads
         what `recipe.data` names.
     eval_dataset: likewise, to evaluate on; None holds out a share of `dataset`.
-    overrides: `field=value` words, as on the command line, on top of a recipe that is given by name.
-        training_arguments: a JSON file of TrainingArguments between the two.
+    overrides: `field=value` words, as on the command line, on top of a recipe that is given by name, or of
+        TrainingArguments. training_arguments: a JSON file of TrainingArguments between a named recipe and overrides.
     progress: show the run on standard error, as the command line does; by default nothing is shown. listener: called
         as the run goes on, in its place.
 

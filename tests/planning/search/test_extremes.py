@@ -78,7 +78,7 @@ def test_the_largest_model_and_nothing_larger():
     evaluate, _ = costing(lambda recipe: 3 + SIZES[recipe.model])
     recipe, most = find_largest("model=gpt2*", candidates(GPT2, "model=gpt2*", model_size), CARD, evaluate)
     assert (recipe.model, most.value) == ("gpt2-xl", "gpt2-xl")
-    assert most.text.endswith("thriftiest recipe, and the model takes no more.")
+    assert most.text.endswith("thriftiest recipe, and none of them is larger.")
 
 
 def test_where_not_even_the_smallest_fits():

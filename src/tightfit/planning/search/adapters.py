@@ -28,7 +28,7 @@ def adapters(exploration: Exploration) -> str:
             continue
         weights = changed.base.weight_bytes(changed) * parameters
         if weights > 2 * exploration.device.memory_bytes:  # which no trace need tell
-            found.append(f"{written} would take more than {size(round(weights))}, which does not fit either")
+            found.append(f"{written} would take more than {size(round(weights))}, which does not fit")
             continue
         try:
             cost = question.cost(changed, f"whether {written} would do")
@@ -36,7 +36,7 @@ def adapters(exploration: Exploration) -> str:
             break
         if cost is not None:
             used = size(cost.estimate.memory.used)
-            found.append(f"{written} would take {used}" + ("" if cost.estimate.safe else ", which does not fit either"))
+            found.append(f"{written} would take {used}" + ("" if cost.estimate.safe else ", which does not fit"))
     if not found:
         return ""
     rest = choices_text(least, None, (MICRO, "checkpointing"))

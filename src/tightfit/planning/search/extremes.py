@@ -107,5 +107,6 @@ def _sentence(
     if best is None:
         taken = f": it takes {takes(above)}" if above is not None else ""
         return f"Not even {written(sizes[0])} fits{resident}{taken}."
-    end = f"; {written(above)} would take {takes(above)}" if above is not None else ", and the model takes no more"
+    most = {"seq_len": "the model takes no more", MICRO: "batch_size is no more", "model": "none of them is larger"}
+    end = f"; {written(above)} would take {takes(above)}" if above is not None else f", and {most[field]}"
     return f"{written(best)} fits{resident}, with {takes(best)} in use by the thriftiest recipe{end}."
