@@ -193,11 +193,15 @@ def _smallest(
         if cost is None:
             continue
         if dear or cost.estimate.safe:
-            shown = (MICRO, "checkpointing") if space.recipe.mode == "train" else ("precision", "attention")
+            used_too = {"parallel": there.parallel.process_count > 1, "offload": there.offloaded.uses_host,
+                        "precision": there.precision != least.recipe.precision}
+            usual = (MICRO, "checkpointing") if space.recipe.mode == "train" else ("precision", "attention")
+            shown = (*usual, *(field for field, is_used in used_too.items() if is_used))
+            several = f"{device.world} x " if device.world > 1 else ""
             by = f", by this {device.name}'s trace" if dear else ""
             used = size(min(cost.estimate.memory.used, gpu.memory_bytes))
-            return gpu, (f"{gpu.name} ({size(gpu.memory_bytes)}) is the smallest that can {_does(space.recipe)}: "
-                         f"{used} with CUDA context, at {choices_text(there, None, shown)}{by}.")
+            return gpu, (f"{several}{gpu.name} ({size(gpu.memory_bytes)}) is the smallest that can "
+                         f"{_does(space.recipe)}: {used} with CUDA context, at {choices_text(there, None, shown)}{by}.")
         too_small, beyond = gpu.name, max(gpu.memory_bytes, cost.estimate.memory.needed)
     if fits:
         return device, f"No smaller GPU of the catalogue than {device.name} would do."
