@@ -1,4 +1,4 @@
-"""Facts of a model that its configuration alone tells: sizes that data and planning need."""
+"""Sizes of a model that data and planning need, read from its configuration: vocabulary, positions, labels, images."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class WeightUpdate(ABC):
 
     def __init__(self, build: Build) -> None:
         self._build = build
-        self.optimizer = _counting(build.optimizer())
+        self.new_optimizer()
         self._scaler = torch.amp.GradScaler(build.torch_device.type) if build.loss_scaling else None
         self._max_norm = build.recipe.max_grad_norm
 
@@ -61,10 +61,10 @@ class WeightUpdate(ABC):
 
     def steps(self) -> tuple[int, int]:
         """Calls of the optimizer's step that began, and that ended: an error leaves fewer."""
-        return self.optimizer.begun, self.optimizer.ended  # type: ignore[attr-defined]
+        return self._step_calls.begun, self._step_calls.ended
 
     def forget_scaling(self) -> None:
-        """Forget what the scaler was told of a step that failed; the scale stays."""
+        """Reset what the scaler recorded in a step that failed; the scale stays."""
         if self._scaler is not None and self._scaler._scale is not None:
             self._scaler.update(self._scaler.get_scale())
 
@@ -76,7 +76,8 @@ class WeightUpdate(ABC):
 
     def new_optimizer(self) -> None:
         """Go on with a new optimizer, without states."""
-        self.optimizer = _counting(self._build.optimizer())
+        self.optimizer = self._build.optimizer()
+        self._step_calls = _StepCalls(self.optimizer)
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write a checkpoint's tensors into a folder; return the rest, as JSON values. All processes call this."""
@@ -93,14 +94,17 @@ class WeightUpdate(ABC):
             self._scaler.load_state_dict(meta["scaler"])
 
 
-def _counting(optimizer: Optimizer) -> Optimizer:
-    def begins(optimizer: Any, *_: Any) -> None:
-        optimizer.begun += 1
+class _StepCalls:
+    """Calls of an optimizer's step that began, and that ended. Not counted by the update itself, which a hook would
+    keep alive."""
 
-    def ends(optimizer: Any, *_: Any) -> None:
-        optimizer.ended += 1
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.begun = self.ended = 0
+        optimizer.register_step_pre_hook(self._begin)
+        optimizer.register_step_post_hook(self._end)
 
-    optimizer.begun = optimizer.ended = 0  # type: ignore[attr-defined]
-    optimizer.register_step_pre_hook(begins)
-    optimizer.register_step_post_hook(ends)
-    return optimizer
+    def _begin(self, *_: Any) -> None:
+        self.begun += 1
+
+    def _end(self, *_: Any) -> None:
+        self.ended += 1

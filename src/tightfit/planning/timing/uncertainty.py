@@ -39,7 +39,7 @@ class Work(StrEnum):
 CARD_ERROR = {"measured": 0.1, "few": 0.24, "assumed": 0.16}
 """By `Device.evidence`."""
 UNRECORDED = 0.32
-"""Error of work that no recording tells of: that of the worst that is recorded."""
+"""Relative error of work that was never recorded: as large as the worst recorded one."""
 WORK_ERROR = {Work.TENSOR_CORES: 0.17, Work.PLAIN: 0.05, Work.ATTENTION: 0.08, Work.MEMORY: 0.32,
               Work.FUSED: UNRECORDED, Work.HOST: UNRECORDED, Work.TRANSFERS: UNRECORDED, Work.COMMUNICATION: UNRECORDED}
 CALIBRATED_ERROR = 0.11

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -108,3 +109,18 @@ def weights(step: Step) -> dict[str, Tensor]:
 def same(one: Run, other: Run) -> bool:
     """Whether losses, norms and weights are the same to the last bit."""
     return one.results == other.results and all(torch.equal(one.weights[n], other.weights[n]) for n in one.weights)
+
+
+def goes_on(first: Step, second: Step, folder: Path) -> tuple[list[StepResult], dict[str, Tensor]]:
+    """Results and weights of a run's second half by a step that loads what another one saved after the first half."""
+    batches = [*global_batches("llama")]
+    for number, batch in enumerate(batches[:2]):
+        first(batch, 3e-3 / (number + 1))
+    meta = first.save(folder)
+    for parameter in second.build.model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.zeros_(parameter)
+    second.load(folder, meta)
+    results = [second(batch, 3e-3 / (number + 3)).read() for number, batch in enumerate(batches[2:])]
+    second.update.flush()
+    return results, weights(second)

@@ -19,6 +19,7 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     STREAMED,
     SWEEPS,
     global_batches,
+    goes_on,
     learn_late,
     leave_a_block_out,
     run,
@@ -157,19 +158,10 @@ def test_gradients_summed_in_fp32_are_nearer_to_the_true_sum(kind):
 def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(fields, optimizer, tmp_path):
     whole = run("llama", optimizer=optimizer, **fields)
     first, second = (step_of("llama", optimizer=optimizer, **fields) for _ in range(2))
-    batches = [*global_batches("llama")]
-    for number, batch in enumerate(batches[:2]):
-        first(batch, 3e-3 / (number + 1))
-    meta = first.save(tmp_path)
-    for parameter in second.build.model.parameters():
-        torch.nn.init.zeros_(parameter)
-
-    second.load(tmp_path, meta)
-    results = [second(batch, 3e-3 / (number + 3)).read() for number, batch in enumerate(batches[2:])]
-    second.update.flush()
+    results, found = goes_on(first, second, tmp_path)
 
     assert results == whole.results[2:]
-    assert all(torch.equal(weight, whole.weights[name]) for name, weight in weights(second).items())
+    assert all(torch.equal(weight, whole.weights[name]) for name, weight in found.items())
 
 
 def test_a_checkpoint_of_a_plain_run_goes_on_streamed(tmp_path):

@@ -19,10 +19,10 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     UPWARD,
     Run,
     global_batches,
+    goes_on,
     run,
     same,
     step_of,
-    weights,
 )
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.step import Step
@@ -88,20 +88,10 @@ def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(kind, tmp_path):
     frozen = {**FROZEN["lora"], "base": "int8"}
     whole = plain("lora", "int8")
     first, second = (step_of("llama", **frozen, **kind) for _ in range(2))
-    batches = [*global_batches("llama")]
-    for number, batch in enumerate(batches[:2]):
-        first(batch, 3e-3 / (number + 1))
-    meta = first.save(tmp_path)
-    for parameter in second.build.model.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.zeros_(parameter)
-
-    second.load(tmp_path, meta)
-    results = [second(batch, 3e-3 / (number + 3)).read() for number, batch in enumerate(batches[2:])]
-    second.update.flush()
+    results, found = goes_on(first, second, tmp_path)
 
     assert results == whole.results[2:]
-    assert all(torch.equal(weight, whole.weights[name]) for name, weight in weights(second).items())
+    assert all(torch.equal(weight, whole.weights[name]) for name, weight in found.items())
 
 
 def test_evaluation_and_a_step_that_fails_leave_frozen_weights_as_they_are():
