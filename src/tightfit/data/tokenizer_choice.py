@@ -34,7 +34,7 @@ WEIGHTS = (".safetensors", ".bin")
 """Endings of files that hold a model's weights."""
 
 MARKER = re.compile(r"<\|[^\s|<>]+\|>")
-"""Patterns of chat templates' markers."""
+"""Pattern of chat templates' markers."""
 
 LONG_RUNS = r"\S{256}|\s{256}"
 """Longer runs without a space, or of nothing but spaces, are cut for training, whose time grows with their square."""

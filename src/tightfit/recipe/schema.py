@@ -236,8 +236,7 @@ class Recipe(BaseModel):
 
     def refusals(self, device: Device) -> list[str]:
         """Reasons why the techniques named here cannot serve on `device`, each naming its field; empty if they can."""
-        named = {field: getattr(self, field) for field in VARIANTS}
-        return [f"{field}: {reason}" for field, technique in named.items() if technique != "auto"
+        return [f"{field}: {reason}" for field in VARIANTS if (technique := getattr(self, field)) != "auto"
                 for reason in technique.refuse(self, device)]
 
     def among(self, processes: int) -> Recipe:

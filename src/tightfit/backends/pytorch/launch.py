@@ -34,7 +34,7 @@ LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 def process_count(technique: ManyProcesses, device: Device) -> int:
     """The number of processes to start on this machine. Raises Refused where there is no telling, and for more than it
-    can run."""
+    can run; MissingLibrary where the technique's own library is not installed."""
     if technique.engine_steps:
         # DeepSpeed's alone.
         from tightfit.backends.pytorch.techniques.zero.library import require_deepspeed

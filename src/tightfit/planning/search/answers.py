@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tightfit.devices import Device
 from tightfit.planning.estimate import Margin
@@ -45,8 +46,8 @@ def all_answers(
     trains = traced and recipe.mode == "train"
     change, change_text = smallest_change(exploration) if traced and not fits else (None, "")
     gpu, gpu_text, gpu_changed_text = smallest_gpu(exploration, catalogue, margin)
-    return Answers(
-        why=brief.why,
+    return replace(
+        brief,
         next_best=compared(shown[1], shown[0]) if len(shown) > 1 else "",
         would_not_fit=tuple(missed),
         smallest_change=change,
@@ -58,8 +59,6 @@ def all_answers(
         offload="" if fits else keeps_all(exploration),
         misaligned=misalignments(exploration, head) if trains and fits else (),
         scaling=scaling(exploration, head) if fits else None,
-        more_gpus=brief.more_gpus,
-        unread=brief.unread,
     )
 
 

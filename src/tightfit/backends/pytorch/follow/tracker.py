@@ -33,7 +33,7 @@ Answer = Callable[[Any, tuple[Any, ...], Callable[[Tensor], str]], Any]
 DEVICE = torch.ops.prim.device.default
 
 _RUNNING: ContextVar[tuple[str, ...]] = ContextVar("modules that run, the innermost last", default=("",))
-"""State of each forward pass: several may be under way, suspended at a block, each in a context of its own."""
+"""Modules that run, of each forward pass: several may be under way, suspended at a block, each in its own context."""
 
 OUTSIDE_MODULES = (Phase.OPTIMIZER, Phase.SAVE, Phase.RESUME)
 """Phases in which no module runs: work belongs to the module whose tensor it is done on."""

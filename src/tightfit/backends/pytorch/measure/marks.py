@@ -17,7 +17,7 @@ from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.trace import Allocation, Category, Op, Phase
 
 MARK = "tightfit:"
-"""Prefixes of the names of marks: `tightfit:op:17` around an op, `tightfit:phase:3` around a phase, `tightfit:grad:5`
+"""Prefix of the names of marks: `tightfit:op:17` around an op, `tightfit:phase:3` around a phase, `tightfit:grad:5`
 where a parameter's gradient is there."""
 
 

@@ -136,7 +136,7 @@ def _read_kernel(graph: Any, node: BaseSchedulerNode, scratch: Scratch) -> tuple
 
 
 def _bytes(traffic: Traffic) -> int:
-    """Elements touched, no more than each buffer has."""
+    """Bytes touched, no more than each buffer has."""
     return sum(min(int(touched), math.prod(_numbers(layout.size))) * layout.dtype.itemsize
                for layout, touched in traffic.values())
 

@@ -15,6 +15,7 @@ from tightfit.errors import MissingLibrary, Refused
 
 INSTALL = "pip install 'tightfit[deepspeed]'"
 
+
 def require_deepspeed() -> None:
     """Raise MissingLibrary where DeepSpeed is not installed, before anything that takes long."""
     if importlib.util.find_spec("deepspeed") is None:
