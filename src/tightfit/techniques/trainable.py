@@ -41,7 +41,8 @@ class Trainable(Technique):
         return False
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        precision, reasons = recipe.precision, list[str]()
+        precision = recipe.precision
+        reasons: list[str] = []
         if not self.freezes:
             return reasons
         if precision != "auto" and precision.computes_in != precision.activations_in:
