@@ -8,7 +8,8 @@ grades A and A-, whose settings are stated in full; those of grade B stand apart
 
 Run: python benchmarks/published.py [--only ID] [--sum-up]     about ten minutes on one core; no GPU
 With an id, or a part of some, only those rows are made, and nothing is recorded. With --sum-up, rows on record are not
-made again, only their reasons, the summary and the picture. Written to results/published.json and published.png.
+made again, only those that are not, and reasons, the summary and the picture. Written to results/published.json and
+published.png.
 """
 
 from __future__ import annotations
@@ -150,8 +151,13 @@ def run(rows: Iterable[Row]) -> tuple[list[dict[str, Any]], list[dict[str, str]]
             left_out.append({"id": row["id"], "grade": row["grade"], "why": f"failed: {why}"})
             continue
         print(f"{number}/{len(expressed)} {_told(compared[-1])}", flush=True)
+    return compared, left_out
+
+
+def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows in the order in which they were published here."""
     order = {row["id"]: place for place, row in enumerate(published())}
-    return sorted(compared, key=lambda row: order[row["id"]]), sorted(left_out, key=lambda row: order[row["id"]])
+    return sorted(rows, key=lambda row: order[row["id"]])
 
 
 def _told(row: dict[str, Any]) -> str:
@@ -251,19 +257,19 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="make the rows whose id holds this, and record nothing")
-    parser.add_argument("--sum-up", action="store_true", help="make no rows, but sum up and draw those on record")
+    parser.add_argument("--sum-up", action="store_true", help="keep the rows on record, and make those that are not")
     asked = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     began = time.perf_counter()
+    kept: dict[str, Any] = {"rows": [], "left_out": [], "seconds": 0}
     if asked.sum_up:
         kept = json.loads((record.RESULTS / "published.json").read_text("utf-8"))
-        seconds, compared, left_out = kept["seconds"], list(map(with_reasons, kept["rows"])), kept["left_out"]
-        mfu = kept["mfu"]
-    else:
-        compared, left_out = run(row for row in published() if asked.only in row["id"])
-        mfu = [] if asked.only else utilizations()
-        seconds = round(time.perf_counter() - began)
+    known = {row["id"] for row in (*kept["rows"], *kept["left_out"])}
+    made, refused = run(row for row in published() if asked.only in row["id"] and row["id"] not in known)
+    compared, left_out = _in_order([*map(with_reasons, kept["rows"]), *made]), _in_order([*kept["left_out"], *refused])
+    mfu = kept["mfu"] if asked.sum_up else [] if asked.only else utilizations()
+    seconds = kept["seconds"] + round(time.perf_counter() - began)
     if asked.only:
         print(json.dumps({"rows": compared, "left_out": left_out}, indent=1))
         return

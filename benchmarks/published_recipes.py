@@ -75,6 +75,10 @@ SHAPES: tuple[tuple[str, str, dict[str, Any]], ...] = (
      {"num_hidden_layers": 28, "num_attention_heads": 24, "hidden_size": 3072, "head_dim": 128,
       "rope_parameters": LLAMA3_ROPE}),
     ("meta-llama/Llama-2-7b-hf", "llama-2-7b", {}),
+    ("mistralai/Mistral-7B", "mistral-7b", {}),
+    ("NousResearch/Llama-2-70b-hf", "llama-2-7b",
+     {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192,
+      "intermediate_size": 28672}),
     ("meta-llama/Llama-2-13b-hf", "llama-2-7b",
      {"num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 40, "hidden_size": 5120,
       "intermediate_size": 13824}),
@@ -175,6 +179,8 @@ def purpose(row: Row) -> tuple[dict[str, Any], Timed, tuple[str, ...]]:
         return {"task": "masked-lm", "data": padded}, "step", ()
     if words.startswith(("SFT MetaMathQA", "full SFT", "LoRA SFT (alpaca", "LoRA SFT (samsum packed")):
         return {"task": "causal-lm", "data": whole}, "nothing", ("rows are of the longest length: memory alone",)
+    if words.startswith("SFT packed"):
+        return {"task": "causal-lm", "data": whole}, "step", ()
     if words.startswith("causal LM pretraining"):  # at its tenth micro-batch, before the first update
         return {"task": "causal-lm", "data": whole}, "forward and backward", ()
     if "MLM" in words:
@@ -199,6 +205,8 @@ def formats_of(words: str, device: Device) -> tuple[Any, tuple[str, ...]]:
         return "fp16", ()
     if "adapters fp32" in words:
         return "bf16", ("adapters in fp32, under autocast: peft keeps a copy in fp32 of what each of them reads",)
+    if words.startswith("fp16-true"):
+        return {"name": "bf16-pure", "rounding": "nearest"}, ("fp16 as bf16",)
     if words.startswith(("bf16-true", "pure bf16")) or words == "bf16":
         return {"name": "bf16-pure", "rounding": "nearest"}, ()
     if "tf32" in words.lower():
@@ -241,16 +249,17 @@ def trained_of(row: Row) -> dict[str, Any]:
     """Settings of what is trained, and how the rest is held, where that is not all."""
     if not row.get("lora"):
         return {}
-    base = {"base": "bf16"} if "adapters fp32" in row["precision"] else {}
+    base = {"base": "nf4" if "nf4" in row["precision"] else "bf16"} if "adapters fp32" in row["precision"] else {}
     if "ln_tuning" in row["id"]:
         return {"trainable": {"name": "layers", "names": NORMS}, **base}
     rank = re.search(r"\br=(\d+)|rank(\d+)", f"{row['id']} {row['notes']}")
-    if rank is None or "q,v" not in row["notes"]:
+    targets = re.search(r"\b(q(?:,[kvo])+)\b", row["notes"])
+    if rank is None or targets is None:
         raise CannotExpress("model: LoRA of a rank or targets that are not stated")
     # The script of LitGPT drops of what adapters read.
     dropout = 0.05 if row["id"].startswith("litgpt") else 0.0
     return {"trainable": {"name": "lora", "rank": int(rank[1] or rank[2]), "dropout": dropout,
-                          "targets": ["q_proj", "v_proj"]}, **base}
+                          "targets": [f"{letter}_proj" for letter in targets[1].split(",")]}, **base}
 
 
 def rest_of(row: Row) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import cast
 import recorded as records
 from ladder_differences import DIFFERENCES, What
 from tightfit.devices import MIB
-from tightfit.ladder import LIMIT
 from tightfit.ladder.catalogue import find_ladder, guides, ladders
 from tightfit.ladder.peers import title_of
 from tightfit.ladder.results import (
@@ -24,7 +23,7 @@ from tightfit.ladder.results import (
     times,
 )
 from tightfit.ladder.rows import OURS, Predicted, Rows, read
-from tightfit.ladder.run import LadderOptions, LadderRun
+from tightfit.ladder.run import LIMIT, LadderOptions, LadderRun
 from tightfit.ladder.rungs import STEPS, Ladder, Rung, Scale
 from tightfit.ladder.table import cells, notes
 

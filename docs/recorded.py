@@ -126,6 +126,16 @@ def published_page(record: Mapping[str, Any]) -> Iterator[str | Table]:
     yield SPREAD, [_spread(name, row) for name, row in parts]
     yield (f"Of {fits['rows']} runs of all grades, {fits['ran']} ran and the others were out of memory; the prediction "
            f"says the same of {fits['agree']}.")
+    yield "## Adapters"
+    yield ("LoRA and QLoRA, memory by who counted it. The rows that begin with fms are of transformers, peft and "
+           "bitsandbytes in rows of one length, beside full fine-tuning by the same script; their speeds are averages "
+           "over 30 steps, the first ones included. Lengths vary in peft's, and LitGPT's model is its own.")
+    yield ("run", "card", "counted", "published", "predicted", "off by", "speed off by"), [
+        (row["id"], row["card"], row["memory"]["counted"], *(f"{row['memory'][figure] / 1e9:.1f} GB"
+                                                             for figure in ("published", "predicted")),
+         f"{row['memory']['error']:+.1%}", f"{row['speed']['error']:+.0%}" if "speed" in row else "")
+        for row in record["rows"] if "memory" in row and ("lora" in row["id"] or row["id"].startswith("fms-"))
+    ]
     yield "## Far off"
     yield "Every figure that is off by more than 20 %, and the reason where it is known."
     yield ("run", "grade", "card", "figure", "off by", "because"), [
@@ -153,10 +163,11 @@ def held_to(record: Mapping[str, Any]) -> Iterator[str | Table]:
     yield ("of", "cases", "limit", "measured", "met"), [
         _held(line) for line in (*record["held_to"], *ops["held to"]) if line["rows"]
     ]
-    yield ("Of runs that a recipe can express, three have a peak of the allocator's own: what it reserved over batches "
-           "of many lengths, predicted as all of the longest, and what LitGPT's own model allocated, [predicted as "
-           "transformers'](#far-off). Peaks of single layers stand for them; those furthest off are RMSNorm's and "
-           "rotary embeddings', which torch and transformers of 2024 compute by other ops.")
+    yield ("Of the runs of grade B whose peak the allocator told, those of transformers' models in rows of one length "
+           "are [adapters' and one full fine-tuning's](#adapters); the others reserved it over batches of many "
+           "lengths, predicted as all of the longest, or are of LitGPT's own model, [predicted as "
+           "transformers'](#far-off). Of single layers, those furthest off are RMSNorm's and rotary embeddings', which "
+           "torch and transformers of 2024 compute by other ops.")
 
 
 def _held(line: Mapping[str, Any]) -> tuple[str, ...]:

@@ -70,10 +70,19 @@ def test_a_runs_words_become_a_recipe():
     ({"attention": "HF default (SDPA)"}, "attention", "sdpa"),
     ({"attention": "SDPA flash"}, "attention", {"name": "sdpa", "kernel": "flash"}),
     ({"attention": "eager (no flash)"}, "attention", "eager"),
+    ({"lora": True, "precision": "nf4 weights (adapters fp32)", "notes": "LoRA r=16 on q,k,v,o."}, "base", "nf4"),
     ({"task": "inference forward"}, "mode", "inference"),
 ])  # fmt: skip
 def test_words_of_a_field(changes, field, value):
     assert express(run(**changes)).recipe.to_dict()[field] == value
+
+
+def test_adapters_are_of_the_layers_that_a_runs_notes_name():
+    found = express(run(shape="mistralai/Mistral-7B-v0.1", lora=True, gpu="A100-SXM4-80GB", notes="r=16 on q,k,v,o.",
+                        precision="fp16 weights (adapters fp32)", task="SFT packed (rows of 32 tokens)"))
+    trainable = found.recipe.trainable
+    assert (trainable.rank, trainable.targets) == (16, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    assert (found.timed, found.recipe.to_dict()["base"]) == ("step", "bf16")
 
 
 @pytest.mark.parametrize(("changes", "reasons"), [

@@ -22,7 +22,10 @@ they are its fp32 peak times what NVIDIA's tables give for its generation (fp16 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tightfit.devices import Evidence
 
 PCIE_3, PCIE_4, PCIE_5 = 0.985, 1.969, 3.938
 """GB/s of one lane in one direction, after 128b/130b encoding of 8, 16 and 32 GT/s (PCI-SIG)."""
@@ -39,9 +42,6 @@ BLACKWELL = "NVIDIA RTX Blackwell architecture whitepaper, 2025"
 LOG = "memory from a public log of PyTorch"
 XLA = "memory and L2 from OpenXLA's device specifications, read off the card"
 
-
-Evidence = Literal["measured", "few", "assumed"]
-"""The source of a card's speeds: recordings of it, few of them, or its neighbours'."""
 
 
 class Card(NamedTuple):

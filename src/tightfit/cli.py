@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from tightfit.commands.completion import complete_gpu, complete_override, complete_recipe
-from tightfit.ladder import LIMIT
 
 app = typer.Typer(
     name="tightfit",
@@ -204,10 +203,10 @@ def ladder(
         "is.")] = None,
     steps: Annotated[int | None, typer.Option(
         min=1, max=1_000_000, metavar="N", help="Timed steps of each rung.")] = None,
-    limit: Annotated[float, typer.Option(
+    limit: Annotated[float | None, typer.Option(
         min=1, max=604_800, metavar="SECONDS",
-        help="The most that one rung may take, and also the most that its prediction may.",
-    )] = LIMIT,
+        help="The most that one rung may take, and also the most that its prediction may; by default ten minutes.",
+    )] = None,
     picture: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where a PNG of it goes; Chromium or Chrome draws it.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run and predict anew what has a result already, such as after "

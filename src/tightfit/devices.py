@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from tightfit.catalogue import CARDS, Card, Evidence
 from tightfit.errors import RecipeError, nearest
 from tightfit.text import size
+
+if TYPE_CHECKING:
+    from tightfit.catalogue import Card
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -26,6 +29,10 @@ GEFORCE = re.compile(r"RTX \d0[5-9]0")
 """In the names of GeForce cards, whose drivers let no other card read their memory."""
 BRIDGED = re.compile(r"PCIe|NVL|RTX|TITAN")
 """In the names of cards whose NVLink, where they have one, is a bridge between two of them."""
+
+
+Evidence = Literal["measured", "few", "assumed"]
+"""The source of a card's speeds: recordings of it, few of them, or its neighbours'."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,19 +121,19 @@ class Device:
 
 def catalogue() -> tuple[Device, ...]:
     """Every GPU that has a name here, older generations first."""
-    return tuple(map(_device, CARDS))
+    return tuple(map(_device, _cards()))
 
 
 def gpu_names() -> list[str]:
     """The names of the catalogue's GPUs as they are written for `--gpu`."""
-    return [_slug(card.name) for card in CARDS]
+    return [_slug(card.name) for card in _cards()]
 
 
 def find_device(name: str) -> Device:
     """The catalogue's GPU of that name: `rtx-4090`, `4090`, `a100-80gb-sxm`, or as a driver writes it, `NVIDIA
     A100-SXM4-80GB`. Raises RecipeError for an unknown name, and for one that several cards share."""
     given = frozenset(_words(name))
-    found = [card for card in CARDS if _means(card, given)]
+    found = [card for card in _cards() if _means(card, given)]
     if len(found) == 1:
         return _device(found[0])
     if found:
@@ -184,7 +191,7 @@ with bf16 and FlashAttention. An older card has neither, and a data-center card 
 def device_of_memory(memory_bytes: int) -> Device:
     """A CUDA card of that much memory, with everything else as on the smallest of `REFERENCES` that holds as much;
     its name and notes say which."""
-    references = [_device(card) for name in REFERENCES for card in CARDS if card.name == name]
+    references = [_device(card) for name in REFERENCES for card in _cards() if card.name == name]
     near = 1.05  # the references' own memory depends on the driver
     like = next((r for r in references if r.memory_bytes * near >= memory_bytes), references[-1])
     major, minor = like.capability or (0, 0)
@@ -207,6 +214,12 @@ def with_memory(device: Device, memory_bytes: int) -> Device:
         memory_bytes=memory_bytes,
         notes="; ".join(filter(None, (device.notes, note))),
     )
+
+
+def _cards() -> Sequence[Card]:
+    from tightfit.catalogue import CARDS  # a run on a processor names no card
+
+    return CARDS
 
 
 def _device(card: Card) -> Device:

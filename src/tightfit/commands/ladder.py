@@ -9,12 +9,11 @@ from rich.console import Console
 
 from tightfit.devices import parse_memory
 from tightfit.errors import RecipeError, Refused, ReportError, UnknownRecipe, nearest
-from tightfit.ladder import LIMIT
 from tightfit.ladder.catalogue import find_ladder, ladder_of, ladders
 from tightfit.ladder.peers import PEERS, check_rows
 from tightfit.ladder.results import rung_results
 from tightfit.ladder.rows import OURS
-from tightfit.ladder.run import LadderOptions, LadderRun, run_rungs, this_machine
+from tightfit.ladder.run import LIMIT, LadderOptions, LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale, card
 from tightfit.ladder.table import show
 from tightfit.recipe.lookup import load_recipe, recipe_hint
@@ -25,18 +24,18 @@ FOLDER, OUTPUT, PAGE = "ladders", "output_dir", "ladder.html"
 
 def run_ladder(
     name: str, overrides: Sequence[str] = (), *, gpu: str | None = None, gpu_memory: str | None = None,
-    peers: Sequence[str] = (), scale: str | None = None, steps: int | None = None, limit: float = LIMIT,
+    peers: Sequence[str] = (), scale: str | None = None, steps: int | None = None, limit: float | None = None,
     picture: Path | None = None, fresh: bool = False,
 ) -> int:  # fmt: skip
     """Run a ladder of that name, or of a recipe; show it, draw it, and return an exit status: 1 where no rung came to
     figures, 0 otherwise. One that is stopped by Ctrl-C is shown and drawn as far as it came.
 
-    overrides: fields of every rung; `output_dir` takes the results. gpu: a card to predict the full size for, by its
-    name or a size such as `24GB`.
-    gpu_memory: a size such as `24GB` that this machine's GPU is cut down to. peers: whose loops run the same rungs.
-    scale: full, reduced or smallest; by default full where the rungs run on a GPU, and reduced elsewhere. limit:
-    seconds for one rung. picture: where a PNG of it goes. fresh: whether rungs that have a row are run anew. Raises
-    TightfitError for bad input, and Refused after printing where every rung was refused.
+    overrides: fields of every rung; `output_dir` takes the results. gpu: a card to predict the full size for, by
+    its name or a size such as `24GB`. gpu_memory: a size such as `24GB` that this machine's GPU is cut down to.
+    peers: whose loops run the same rungs. scale: full, reduced or smallest; by default full where the rungs run on
+    a GPU, and reduced elsewhere. limit: seconds for one rung, ten minutes by default. picture: where a PNG of it
+    goes. fresh: whether rungs that have a row are run anew. Raises TightfitError for bad input, and Refused after
+    printing where every rung was refused.
     """
     fields = [word for word in overrides if word.partition("=")[0] != OUTPUT]
     given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == OUTPUT]
@@ -66,7 +65,7 @@ def run_ladder(
     options = LadderOptions(
         ladder=ladder, scale=chosen, folder=Path(given[-1] if given else Path(FOLDER) / ladder.name).expanduser(),
         overrides=fields, runners=tuple(dict.fromkeys((OURS, *peers))), warm_up=warm_up, steps=steps or timed,
-        limit=limit, gpu=gpu, memory=memory, fresh=fresh,
+        limit=limit or LIMIT, gpu=gpu, memory=memory, fresh=fresh,
     )  # fmt: skip
     console = Console(stderr=True, soft_wrap=True)
     run = LadderRun(options, machine, lambda text: console.print(text, markup=False, highlight=False))

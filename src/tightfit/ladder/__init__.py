@@ -12,6 +12,3 @@
 | `results` | results with their baselines, factors, front and ratios |
 | `table`; `page`, `charts` | the terminal's table; the page and the picture |
 """
-
-LIMIT = 600.0
-"""Seconds that one rung may take, where nothing else is asked for."""

@@ -36,6 +36,8 @@ from tightfit.training.run_folder import locked
 AnyRow = TypeVar("AnyRow", Measured, Predicted)
 Log = Callable[[str], None]
 
+LIMIT = 600.0
+"""Seconds that one rung may take, where nothing else is asked for."""
 MACHINE_SECONDS = 120.0
 """Seconds that asking for the machine may take: it loads the framework."""
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from tightfit.techniques import hf_optimizers
 from tightfit.techniques.base import NUMBER, Exactness, Technique, at_most, technique
 from tightfit.techniques.precision import Rounding
 
@@ -50,10 +49,14 @@ class Optimizer(Technique):
     """Names in `optim_args` that say nothing here."""
 
     def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
+        from tightfit.techniques import hf_optimizers  # whoever trains by a recipe reads no such names
+
         return hf_optimizers.write(self, on_cpu)
 
     @classmethod
     def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
+        from tightfit.techniques import hf_optimizers
+
         return hf_optimizers.read(cls, a)
 
     def bytes_beside(self, rounding: Rounding | None) -> float:

@@ -15,7 +15,6 @@ from typing import Any
 
 from tightfit.errors import RecipeError
 from tightfit.files import WRITING, remove_unfinished, write_atomically
-from tightfit.profiling import is_profile_file
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import read_yaml, to_yaml
 from tightfit.system import lock_file
@@ -99,8 +98,12 @@ class RunFolder:
 
     def require_fresh(self) -> None:
         """Raises RecipeError where anything is here but a profile, which may come before a run."""
-        names = [path.name for path in self.path.iterdir() if path.suffix != WRITING]
-        if others := sorted(name for name in names if name != LOCK and not is_profile_file(name)):
+        names = [path.name for path in self.path.iterdir() if path.suffix != WRITING and path.name != LOCK]
+        if not names:
+            return
+        from tightfit.profiling import is_profile_file
+
+        if others := sorted(name for name in names if not is_profile_file(name)):
             raise RecipeError(
                 f"output_dir: {self.path} is not empty (it holds {', '.join(others[:3])}); write output_dir=... "
                 "elsewhere, or remove it"

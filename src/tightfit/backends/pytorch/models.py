@@ -21,7 +21,6 @@ from transformers.modeling_utils import local_torch_dtype
 from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
 from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.sharding import full_shape
-from tightfit.backends.pytorch.techniques.adapters.layers import quantized_count
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
 from tightfit.model_facts import facts_of
 from tightfit.models import TransformerConfig, read_config, resolve_source
@@ -251,7 +250,8 @@ def logits_of(output: Any) -> Tensor:
 
 def parameter_count(model: nn.Module) -> int:
     """The model's parameters; tied ones count once, and quantized weights as what they stand for."""
-    return sum(full_shape(parameter).numel() for parameter in model.parameters()) + quantized_count(model)
+    own = sum(full_shape(parameter).numel() for parameter in model.parameters())
+    return own + sum(getattr(module, "quantized_weights", 0) for module in model.modules())
 
 
 def active_parameters(model: nn.Module) -> int:

@@ -17,7 +17,6 @@ from tightfit.backends.pytorch.models import WEIGHTS
 from tightfit.backends.pytorch.padding import stored_tensors
 from tightfit.backends.pytorch.sharding import full_tensor, is_sharded
 from tightfit.backends.pytorch.state import named_tensors, write_tensors
-from tightfit.backends.pytorch.techniques.adapters.layers import own_weights
 from tightfit.files import follow_umask
 from tightfit.models import OUR_TRANSFORMER
 
@@ -55,6 +54,14 @@ def _gathered(model: nn.Module) -> dict[str, Tensor]:
     return stored_tensors(model, state)
 
 
+def _own_tensors(model: nn.Module, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The stored tensors with those of layers that hold theirs otherwise, as `techniques.adapters` has them."""
+    dtype = next((tensor.dtype for tensor in stored.values() if tensor.is_floating_point()), torch.float32)
+    layers = [(name, module) for name, module in model.named_modules() if hasattr(module, "own_tensors")]
+    own = {f"{name}.{key}": tensor for name, layer in layers for key, tensor in layer.own_tensors(dtype).items()}
+    return {name: tensor for name, tensor in {**stored, **own}.items() if tensor is not None}
+
+
 def name_classes(model: transformers.PreTrainedModel, classes: dict[int, str]) -> None:
     """Write the names of labels into the model's configuration."""
     model.config.id2label = {**model.config.id2label, **classes}
@@ -71,7 +78,7 @@ def save_model(
     dequantized. `classes` names labels in the configuration. Of several processes
     all call this, and the `first` writes.
     """
-    stored = own_weights(model, _gathered(model))
+    stored = _own_tensors(model, _gathered(model))
     if not first:
         return
     folder = Path(folder)

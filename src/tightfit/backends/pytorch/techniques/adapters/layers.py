@@ -7,7 +7,7 @@ ordinary model. The factors are parameters of the layer, `lora_a` (rank, in) and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,13 @@ class FrozenLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         return _forward(self, input)
 
+    @property
+    def quantized_weights(self) -> int:
+        return _quantized_weights(self)
+
+    def own_tensors(self, dtype: torch.dtype) -> dict[str, Tensor | None]:
+        return _own_tensors(self, dtype)
+
 
 class FrozenConv1D(Conv1D):  # type: ignore[misc]
     """GPT-2's linear layer, whose weight is (in, out), frozen."""
@@ -56,6 +63,13 @@ class FrozenConv1D(Conv1D):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         return _forward(self, x)
+
+    @property
+    def quantized_weights(self) -> int:
+        return _quantized_weights(self)
+
+    def own_tensors(self, dtype: torch.dtype) -> dict[str, Tensor | None]:
+        return _own_tensors(self, dtype)
 
 
 Frozen = FrozenLinear | FrozenConv1D
@@ -95,11 +109,6 @@ def quantized_parts(layer: Frozen) -> list[Tensor]:
     return [] if layer.quantized is None else [getattr(layer, name) for name in layer.quantized.parts]
 
 
-def quantized_count(model: nn.Module) -> int:
-    """Weights of a model that are quantized, and no parameters."""
-    return sum(torch.Size(layer.quantized.shape).numel() for _, layer in frozen_layers(model) if layer.quantized)
-
-
 def full_weight(layer: Frozen, dtype: torch.dtype) -> Tensor:
     """The frozen weight as (out, in), dequantized where it is quantized."""
     if layer.quantized is None:
@@ -123,15 +132,18 @@ def merged_weight(layer: Frozen, dtype: torch.dtype) -> Tensor:
     return whole
 
 
-def own_weights(model: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A model's stored tensors as if nothing were added to its layers: without factors, and with quantized weights
-    dequantized, in host memory."""
-    own = {name: tensor for name, tensor in stored.items() if name.rpartition(".")[2] not in FACTORS}
-    dtype = next((t.dtype for t in own.values() if t.is_floating_point()), torch.float32)
-    for name, layer in frozen_layers(model):
-        if layer.quantized is not None:
-            weight = full_weight(layer, dtype).cpu()
-            own[f"{name}.weight"] = (weight.t() if isinstance(layer, FrozenConv1D) else weight).contiguous()
+def _quantized_weights(layer: Frozen) -> int:
+    """Weights of a layer that are quantized, and no parameters."""
+    return 0 if layer.quantized is None else torch.Size(layer.quantized.shape).numel()
+
+
+def _own_tensors(layer: Frozen, dtype: torch.dtype) -> dict[str, Tensor | None]:
+    """A layer's tensors where they are stored otherwise than in its state dict, as if nothing were added to it: no
+    factors, and a quantized weight dequantized, in host memory."""
+    own: dict[str, Tensor | None] = dict.fromkeys(FACTORS)
+    if layer.quantized is not None:
+        weight = full_weight(layer, dtype).cpu()
+        own["weight"] = (weight.t() if isinstance(layer, FrozenConv1D) else weight).contiguous()
     return own
 
 
