@@ -14,7 +14,6 @@ from tightfit.devices import GIB, catalogue
 from tightfit.display.words import FROM_CACHE, as_written, batches, fits, techniques, throughput, work
 from tightfit.planning.search.every_gpu import Compared, Comparison
 from tightfit.planning.search.overview import CardEstimate, Overview
-from tightfit.planning.search.wording import field_text
 from tightfit.text import counted, size
 
 
@@ -71,12 +70,10 @@ def show_overview(overview: Overview, console: Console) -> None:
     console.print(table)
     legend = Table.grid(padding=(0, 2))
     for name in names:
-        recipes = {each.recipe.micro_batch_size: each.recipe for card in overview.cards
-                   if isinstance(each := card.ways[name], CardEstimate) and each.time}
-        for recipe in recipes.values():
-            fields = ["trainable", "base"] if recipe.trainable.freezes else []
-            legend.add_row(Text(name), Text(" ".join([*(field_text(field, getattr(recipe, field)) for field in fields),
-                                                      as_written(recipe)])))
+        written = dict.fromkeys(as_written(each.recipe) for card in overview.cards
+                                if isinstance(each := card.ways[name], CardEstimate) and each.time)
+        for recipe in written:
+            legend.add_row(Text(name), Text(recipe))
     console.print(legend)
     host = max((each.memory.host for each in estimates if isinstance(each, CardEstimate) and each.time and
                 each.recipe.offloaded.uses_host), default=0)

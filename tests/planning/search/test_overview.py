@@ -49,11 +49,14 @@ def test_the_smallest_card_comes_first_with_every_way(found):
     assert not trained["all weights"].offloaded.uses_host
     assert trained["offload=host"].offloaded.uses_host
     assert [trained[name].base.name for name in ("LoRA", "QLoRA")] == ["bf16", "nf4"]
-    assert found.traces == 7  # each way's for two generations, of which the older refuses one
+    assert found.cards[0].ways["LoRA"].recipe.base.name == "as-is"  # a card without bf16
+    assert found.traces == 8  # each way's for two generations
 
 
-def test_what_a_card_refuses_is_said(found):
-    assert "does not compute in bf16" in found.cards[0].ways["LoRA"]
+def test_what_a_card_refuses_is_said(tools):
+    with Alone(tools) as pool:
+        found = overview(Recipe.from_dict({**FIELDS, "precision": "bf16"}), CARDS, pool)
+    assert "computes bf16 in emulation only" in found.cards[0].ways["LoRA"]
     assert "refused" in found.to_json()["gpus"][0]["ways"]["LoRA"]
 
 

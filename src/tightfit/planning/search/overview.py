@@ -152,8 +152,10 @@ def _jobs(
     groups: dict[tuple[str, bool], tuple[Recipe, list[Device]]] = {}
     for device in devices:
         reasons: list[str] = []
-        for thrifty in (LEAST_MEMORY, {**LEAST_MEMORY, "loss": "plain"}):  # which alone some tasks have
-            open_fields = {field: value for field, value in {**thrifty, **way}.items()
+        plain = {"loss": "plain"}  # which alone some tasks have
+        as_is = {"base": "as-is"}  # beside fp16, on cards without bf16
+        for milder in ({}, plain, *([as_is, plain | as_is] if way.get("base") == "bf16" else [])):
+            open_fields = {field: value for field, value in {**LEAST_MEMORY, **way, **milder}.items()
                            if getattr(recipe, field) == "auto" or field in ("trainable", "base")}
             resolved = resolve(recipe.override(**open_fields), device)
             if recipe.expandable_segments == "auto":
