@@ -46,6 +46,12 @@ class Candidate:
     changes_numerics: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
 
+    @property
+    def numerics_change(self) -> tuple[int, int]:
+        """Change of numerics of what was picked: its harshest technique, then the sum of all; see `Technique`."""
+        found = [getattr(self.recipe, change.partition("=")[0]).numerics_change for change in self.changes_numerics]
+        return max(found, default=0), sum(found)
+
     def choices(self) -> dict[str, Any]:
         """The fields that a search decides, as plain values in the shortest form."""
         values = self.recipe.to_dict()

@@ -17,13 +17,15 @@ GIB = 1 << 30
 class Declared:
     """parameters: their number. sample: bytes that one keeps with nothing recomputed; a tenth with every block, the
     half with any other kind. speeds: tokens a second by precision and optimizer, the fastest elsewhere. compiled: how
-    many times as fast a compiled step is. recomputing: how many times as long a step takes that recomputes."""
+    many times as fast a compiled step is. recomputing: how many times as long a step takes that recomputes. streamed:
+    share of weights, gradients and states that is left on the device where blocks wait in host memory."""
 
     parameters: float
     sample: float
     speeds: dict
     compiled: float = 1.0
     recomputing: float = 1.1
+    streamed: float = 1.0
     calls: list = field(default_factory=list)
 
     def predict(self, recipe, device):
@@ -37,6 +39,8 @@ class Declared:
         if recipe.trainable.freezes:
             learned = [(kind, recipe.trainable.share * each) for kind, each in held[1:]]
             held = [(Category.WEIGHTS, recipe.base.weight_bytes(recipe)), *learned]
+        if recipe.offloaded.needs_by_block:
+            held = [(kind, self.streamed * each) for kind, each in held]
         alone = recipe.micro_batch_size == recipe.batch_size  # whose passes find no gradients
         count = round(self.parameters)
         made = [Allocation(born=5 if alone and category is Category.GRADIENTS else 0, died=None, category=category,

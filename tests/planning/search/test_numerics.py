@@ -65,6 +65,19 @@ def test_numerics_stay_where_the_recipe_fits_unless_it_allows_a_change_that_gain
     assert picked(plan) == (("bf16-pure", "adamw") if allowed else ("bf16", "adamw"))
 
 
+@pytest.mark.parametrize(("allowed", "expected"), [(False, ("bf16", "adamw")), (True, ("bf16-pure", "adamw"))])
+def test_blocks_wait_in_host_memory_before_numerics_change_unless_they_may(allowed, expected):
+    model = Declared(parameters=1.07e9, sample=0.2 * GIB, speeds=SPEEDS, streamed=0.3)
+    plan = of(model, 9.5, allow_numerics=allowed)
+    assert picked(plan) == expected
+    assert plan.recipe.offloaded.needs_by_block is not allowed
+    shown = {candidate.changes_numerics for candidate in plan.candidates if candidate.estimate.fits == "yes"}
+    assert allowed or shown > {()}  # what they would give stands beside it
+    assert plan.answers.why.endswith("numerics as they are.") is not allowed
+    (row,) = compare(Recipe.from_dict({**COMMON, "allow_numerics": allowed}), [gpu(9.5 * GIB)], model.tools()).rows
+    assert row.chosen.changes_numerics == ()
+
+
 def test_the_smallest_gpu_belongs_to_a_stated_recipe():
     cards = [gpu(gib * GIB, f"{gib} GB card") for gib in (8, 12, 20, 48)]
     model = Declared(parameters=1.07e9, sample=0.2 * GIB, speeds=SPEEDS)

@@ -33,14 +33,6 @@ class Compared:
         return None if self.plan is None else self.plan.chosen
 
     @property
-    def numerics_change(self) -> tuple[int, int]:
-        """Change of numerics of what was picked: its harshest technique, then the sum of all; see `Technique`."""
-        changed = () if self.chosen is None else self.chosen.changes_numerics
-        recipe = None if self.chosen is None else self.chosen.recipe
-        found = [getattr(recipe, change.partition("=")[0]).numerics_change for change in changed if recipe]
-        return max(found, default=0), sum(found)
-
-    @property
     def speed(self) -> float:
         """Tokens a second of the choice, samples for images; 0 where nothing fits."""
         return 0.0 if self.chosen is None else self.chosen.estimate.time.throughput
@@ -136,6 +128,6 @@ def _tell(progress: Progress, number: int, count: int, name: str, done: int, mos
 
 def _place(row: Compared) -> tuple[int, tuple[int, int], float, float]:
     if row.chosen is not None:
-        return 0 if row.price is not None else 1, row.numerics_change, -(row.per_price or row.speed), 0.0
+        return 0 if row.price is not None else 1, row.chosen.numerics_change, -(row.per_price or row.speed), 0.0
     nearest = row.plan.candidates[0].estimate.missing if row.plan is not None and row.plan.candidates else math.inf
     return (2 if row.plan is not None else 3), (0, 0), nearest, row.device.memory_bytes

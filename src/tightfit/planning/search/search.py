@@ -39,6 +39,7 @@ from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space
 from tightfit.planning.search.streamed import TRACES as STREAMED_TRACES
 from tightfit.planning.search.streamed import (
+    changes_unasked,
     enough_host_memory,
     experts_stay,
     plan_streamed,
@@ -130,7 +131,8 @@ def search(
         if not choice_alone:
             evaluate_comparisons(exploration)
         plan = resident()
-        if choice_alone or exploration.budget.exhausted:
+        assert plan.chosen is not None
+        if exploration.budget.exhausted or (choice_alone and not changes_unasked(plan.chosen, recipe)):
             return plan
     open_to_it = device.world == 1 and recipe.offload == "auto"
     streamed = plan_streamed(recipe, device, plan, plan_of) if open_to_it else None

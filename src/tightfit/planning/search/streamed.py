@@ -46,13 +46,15 @@ def plan_streamed(
     recipe: Recipe, device: Device, resident: Plan | None, plan_of: Callable[[Recipe], Plan]
 ) -> Plan | None:
     """The plan of the recipe with its blocks in host memory. None where nothing fits so, or is faster than without by
-    more than the clock's error.
+    more than the clock's error, or keeps numerics as they are where nothing else does.
 
     resident: its plan without, if anything fits; one that recomputes though optimizer states are in host memory is
-    short of memory, and else there is nothing to gain. plan_of: plans a recipe, by few traces and without answers.
+    short of memory, and so is one that changes numerics unasked; else there is nothing to gain. plan_of: plans a
+    recipe, by few traces and without answers.
     """
-    chosen = resident.chosen.recipe if resident is not None and resident.chosen is not None else None
-    short = chosen is None or (chosen.offloaded.uses_host and _recomputes(chosen))
+    chosen = None if resident is None else resident.chosen
+    short = chosen is None or changes_unasked(chosen, recipe) or (
+        chosen.recipe.offloaded.uses_host and _recomputes(chosen.recipe))
     first = _first_that_fits(recipe, device, plan_of) if short else None
     if first is None or first.chosen is None:
         return None
@@ -68,8 +70,16 @@ def plan_streamed(
     if resident is None:
         noted = [nothing_resident(best.recipe)] if recipe.offload == "auto" else []
         return replace(best, notes=(*noted, *best.notes))
-    if better(resident, best) is resident:
+    assert chosen is not None
+    changes, changes_without = best.candidates[0].numerics_change, chosen.numerics_change
+    if recipe.allow_numerics or changes == changes_without:
+        stays = better(resident, best) is resident
+    else:
+        stays = changes > changes_without
+    if stays:
         return None
+    if changes < changes_without:
+        best = replace(best, answers=replace(best.answers, why="The fastest that fits with numerics as they are."))
     beside = (*best.candidates, *(found for found in resident.candidates if found.estimate.fits != "no"))
     return replace(best, candidates=beside, notes=(*best.notes, *resident.notes))
 
@@ -180,6 +190,11 @@ def streams_as_asked(recipe: Recipe) -> bool:
     """Whether a recipe as written keeps blocks in host memory, whose traces are long, and leaves open what decides how
     much of them is kept on the device."""
     return recipe.offloaded.needs_by_block and recipe.checkpointing == "auto"
+
+
+def changes_unasked(chosen: Candidate, asked: Recipe) -> bool:
+    """Whether a choice changes numerics, which the recipe as asked does not allow, for want of memory."""
+    return bool(chosen.changes_numerics) and not asked.allow_numerics
 
 
 def _recomputes(recipe: Recipe) -> bool:
