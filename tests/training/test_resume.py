@@ -74,7 +74,7 @@ def killed_while_saving(values) -> bool:
     return process.exitcode == -signal.SIGKILL and bool(half_written())
 
 
-@pytest.mark.parametrize("kind", STREAMED)
+@pytest.mark.parametrize("kind", [pytest.param("by block", marks=pytest.mark.cold), "from host memory"])
 def test_killed_while_a_streamed_run_saves(run, tmp_path, kind, monkeypatch):
     monkeypatch.setattr(Host, "refuse", lambda *_: [])  # a processor's memory stands for a card's as well
     run, whole, moments = {**run, **STREAMED[kind], "max_steps": 30}, tmp_path / "undisturbed", random.Random(0)
@@ -88,7 +88,7 @@ def test_killed_while_a_streamed_run_saves(run, tmp_path, kind, monkeypatch):
     assert logged_losses(whole) == logged_losses(Path(run["output_dir"]))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.cold) for seed in (1, 2, 3))])
 def test_killed_at_random_moments(run, tmp_path, seed):
     run, undisturbed, moments = {**run, "max_steps": 40}, tmp_path / "undisturbed", random.Random(seed)
     train({**run, "output_dir": str(undisturbed), "save_steps": None})

@@ -76,7 +76,8 @@ def test_every_technique_streams_frozen_weights(trained, fields):
         assert same(wanted, run("llama", **frozen, **kind))
 
 
-@pytest.mark.parametrize("fields", [{}, {"checkpointing": "every-block"}], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("fields", [pytest.param({}, marks=pytest.mark.cold), {"checkpointing": "every-block"}],
+                         ids=["kept", "recomputed"])
 def test_compiled_blocks_stream_frozen_weights(fields):
     frozen = {**FROZEN["lora"], "base": "nf4", "compile": {"name": "per-block", "backend": "aot_eager"}, **fields}
 

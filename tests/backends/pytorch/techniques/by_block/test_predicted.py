@@ -20,7 +20,7 @@ from tightfit.backends.pytorch.step import Step
 from tightfit.devices import find_device, with_memory
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import estimate
-from tightfit.planning.search.search import search_with
+from tightfit.planning.search.search import search, search_with
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
@@ -154,7 +154,7 @@ def test_what_fits_no_other_way_is_streamed_and_says_so():
     backend = load_backend("pytorch")
 
     plan = search_with(backend, recipe, Target(device=card))
-    resident = search_with(backend, recipe.override(offload="none"), Target(device=card))
+    resident = search(recipe.override(offload="none"), card, standard_tools(backend), choice_alone=True)
 
     assert plan.chosen is not None
     assert plan.chosen.recipe.offload.name == "host"
@@ -172,7 +172,7 @@ def test_optimizer_states_leave_the_card_before_blocks_do():
     })
     backend, card = load_backend("pytorch"), with_memory(A100, 8 << 30)
     plan = search_with(backend, recipe, Target(device=card))
-    resident = search_with(backend, recipe.override(offload="none"), Target(device=card))
+    resident = search(recipe.override(offload="none"), card, standard_tools(backend), choice_alone=True)
 
     assert resident.chosen is None
     assert plan.chosen is not None
