@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tightfit.backends.base import StepResult
+from tightfit.backends.base import ParameterCounts, StepResult
 from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.metrics import Evaluation, Total
 from tightfit.recipe import Recipe
@@ -56,7 +56,7 @@ class FakeStep:
     """Gives the results that `script` says for each step, and notes what is asked of it."""
 
     attention_kernels = ()
-    parameter_count = 1
+    parameters = ParameterCounts(1, 1, 1)
     compile_seconds = 0.0
 
     def __init__(self, script: Callable[[int], StepResult] = lambda step: StepResult(loss=Total(6.0, 6)),

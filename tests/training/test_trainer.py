@@ -54,6 +54,18 @@ def recipe(tmp_path: Path) -> dict[str, object]:
     }
 
 
+@pytest.mark.parametrize(("trainable", "said", "trained"), [
+    ("all", "1,088 parameters; ", 1_088),
+    ({"name": "layers", "names": ["out"]}, "1,088 parameters, of which 576 are trained (53 %); ", 576),
+])  # fmt: skip
+def test_the_beginning_and_the_summary_say_how_much_of_a_model_is_trained(recipe, trainable, said, trained):
+    listener = Said()
+    summary = Trainer(Named(), {**recipe, "trainable": trainable}, ROWS, listener=listener).train()
+    assert any(text.startswith(f"your model: {said}") for text in listener.texts)
+    written = json.loads((Path(summary.output_dir) / "summary.json").read_text())
+    assert (written["parameters"], written["trained_parameters"]) == (64 * 8 + 64 * 8 + 64, trained)
+
+
 def test_a_model_of_ones_own_trains_on_rows(recipe):
     summary = Trainer(Named(), recipe, ROWS).train()
     assert summary.losses[-1] < summary.losses[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tightfit.backends.world import World
 from tightfit.devices import Device
@@ -24,6 +24,14 @@ WARM_UP = 2
 """Steps before any is measured: the first makes the optimizer's states, compiles, and picks kernels."""
 TIMED_STEPS = 5
 """Plain steps that are timed before the one whose every op is followed; the one of median length counts."""
+
+
+class ParameterCounts(NamedTuple):
+    """Numbers of a model's parameters. active: those that a token meets. trained: those that are not frozen."""
+
+    every: int
+    active: int
+    trained: int
 
 
 @dataclass(frozen=True)
@@ -82,16 +90,12 @@ class Step(Protocol):
         """The attention kernels that ran in the first forward pass, by name; none where that is not known."""
 
     @property
-    def active_parameters(self) -> int:
-        """Those of them that a token meets."""
-
-    @property
     def experts_functions(self) -> tuple[str, ...]:
         """The functions that computed a mixture of experts in the first forward pass, by name; none elsewhere."""
 
     @property
-    def parameter_count(self) -> int:
-        """Number of the model's parameters, shared ones once."""
+    def parameters(self) -> ParameterCounts:
+        """Numbers of the model's parameters, shared ones once."""
 
     @property
     def compile_seconds(self) -> float:

@@ -54,6 +54,7 @@ class Summary:
     skipped_steps: int = 0
     parameters: int = 0
     active_parameters: int = 0
+    trained_parameters: int = 0
     loss: float | None = None
     eval_loss: float | None = None
     eval_perplexity: float | None = None
@@ -130,13 +131,14 @@ def summarize(
     session: Session, step: Step, data: Prepared, state: TrainerState, path: Path, began: float, world: World
 ) -> Summary:
     """The run's figures. path: of its folder. began: when, by time.perf_counter."""
-    seconds = state.training_seconds or 1e-9
+    seconds, counts = state.training_seconds or 1e-9, step.parameters
     return Summary(
         steps=state.step,
         first_step=state.first_step,
         skipped_steps=state.skipped_steps,
-        parameters=step.parameter_count,
-        active_parameters=step.active_parameters,
+        parameters=counts.every,
+        active_parameters=counts.active,
+        trained_parameters=counts.trained,
         output_dir=str(path),
         seconds=time.perf_counter() - began,
         training_seconds=state.training_seconds,

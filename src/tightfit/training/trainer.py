@@ -18,7 +18,7 @@ from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
 from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, one_line
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
-from tightfit.text import counted
+from tightfit.text import counted, percent
 from tightfit.training import checkpoints
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.loop import TrainingLoop
@@ -288,8 +288,10 @@ def _beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, 
     weights = ""
     if named and resolve_source(recipe).kind == "bundled":
         weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
-    model = recipe.model if named else "your model"
-    if step.active_parameters != step.parameter_count:
-        weights = f", of which a token meets {step.active_parameters:,}{weights and ','}{weights}"
-    return (f"{model}: {step.parameter_count:,} parameters{weights}; {len(data.train):,} training samples, "
+    model, counts = recipe.model if named else "your model", step.parameters
+    parts = [f"a token meets {counts.active:,}"] if counts.active != counts.every else []
+    if counts.trained != counts.every:
+        parts.append(f"{counts.trained:,} are trained ({percent(counts.trained / counts.every)})")
+    of_which = f", of which {' and '.join(parts)}{weights and ','}" if parts else ""
+    return (f"{model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples, "
             f"{global_batches:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from tightfit.backends.base import GlobalBatchSource, StepResult
+from tightfit.backends.base import GlobalBatchSource, ParameterCounts, StepResult
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.checkpoints import load_state, read_weights, save_state, write_model
 from tightfit.backends.jax.forward import logits
@@ -83,12 +83,8 @@ class Step:
         self._taken = 0
 
     @property
-    def parameter_count(self) -> int:
-        return self.build.network.parameter_count
-
-    @property
-    def active_parameters(self) -> int:
-        return self.parameter_count
+    def parameters(self) -> ParameterCounts:
+        return ParameterCounts(*3 * [self.build.network.parameter_count])
 
     intact = False
     """Arrays that an update was to replace were given away."""

@@ -248,10 +248,11 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
-def parameter_count(model: nn.Module) -> int:
-    """The model's parameters; tied ones count once, and quantized weights as what they stand for."""
-    own = sum(full_shape(parameter).numel() for parameter in model.parameters())
-    return own + sum(getattr(module, "quantized_weights", 0) for module in model.modules())
+def parameter_count(model: nn.Module, *, trained: bool = False) -> int:
+    """The model's parameters; tied ones count once, and quantized weights as what they stand for. trained: those alone
+    that are not frozen."""
+    own = sum(full_shape(each).numel() for each in model.parameters() if each.requires_grad or not trained)
+    return own + sum(0 if trained else getattr(module, "quantized_weights", 0) for module in model.modules())
 
 
 def active_parameters(model: nn.Module) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tightfit.backends.base import GlobalBatchSource
+from tightfit.backends.base import GlobalBatchSource, ParameterCounts
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import determinism_guard, memory_guard, model_guard
@@ -81,12 +81,9 @@ class Step:
         return self.update.optimizer
 
     @property
-    def parameter_count(self) -> int:
-        return parameter_count(self.build.model)
-
-    @property
-    def active_parameters(self) -> int:
-        return active_parameters(self.build.model)
+    def parameters(self) -> ParameterCounts:
+        model = self.build.model
+        return ParameterCounts(parameter_count(model), active_parameters(model), parameter_count(model, trained=True))
 
     @property
     def compile_seconds(self) -> float:
