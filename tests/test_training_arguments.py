@@ -291,7 +291,14 @@ def test_a_subclass_is_read_while_its_own_arguments_have_their_defaults():
 def test_a_default_object_keeps_only_what_a_recipe_has_no_value_for():
     recipe = Recipe.from_training_arguments(TrainingArguments())
     assert recipe.num_train_epochs == 3.0
-    assert recipe.hugging_face == {"save_total_limit": None}
+    assert recipe.hugging_face == {}
+
+
+@pytest.mark.parametrize("limit", [None, 1, 5])
+def test_as_many_checkpoints_are_kept_as_the_trainer_keeps(limit):
+    recipe = Recipe.from_training_arguments({"save_total_limit": limit}, attention="sdpa")
+    assert (recipe.save_total_limit, recipe.hugging_face) == (limit, {})
+    assert training_arguments(recipe).get("save_total_limit") == limit
 
 
 def test_mappings_are_read_without_a_framework():

@@ -82,6 +82,8 @@ def test_only_the_newest_are_kept(tmp_path):
     for step in (1, 2, 10, 100):
         checkpoints.save(tmp_path, step, write(b"x"), {})
     (tmp_path / ".writing-step-00000101").mkdir()
+    checkpoints.prune(tmp_path, None)
+    assert len([*tmp_path.iterdir()]) == 4
     checkpoints.prune(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000100"]
 

@@ -223,6 +223,16 @@ def test_more_steps_on_a_falling_schedule_say_where_the_learning_rate_goes_on(re
     assert resumed.endswith("at a learning rate of 0.05")
 
 
+@pytest.mark.parametrize(("written", "noted"), [({}, []), ({"per_device_eval_batch_size": 16, "do_train": True},
+                                                            ["do_train, per_device_eval_batch_size"])])
+def test_arguments_without_effect_are_named_where_they_are_no_defaults(recipe, written, noted):
+    own = {field: recipe[field] for field in ("vocab_size", "seq_len", "output_dir", "device")}
+    arguments = {"per_device_train_batch_size": 4, "max_steps": 1, **written}
+    said = Said()
+    Trainer(Named(), Recipe.from_training_arguments(arguments, **own), ROWS, listener=said).train()
+    assert [text.rpartition(": ")[2] for text in said.texts if text.startswith("hugging_face: ")] == noted
+
+
 def test_a_saved_model_knows_where_a_text_ends(tiny, tmp_path):
     (tmp_path / "text.txt").write_text("a few words\n" * 200)
     changes = {"data": str(tmp_path / "text.txt"), "vocab_size": 300, "max_steps": 1}
@@ -239,6 +249,7 @@ def test_training_arguments_train_as_the_recipe_that_they_say(tmp_path: Path) ->
     own = Trainer(module, arguments, ROWS)
     assert (own.recipe.seq_len, own.recipe.batch_size, own.recipe.micro_batch_size, own.recipe.seed) == (16, 8, 4, 3)
     assert own.train().steps == 2
+    assert own.recipe.save_total_limit is None
     assert Trainer(Named(), arguments, ROWS, overrides=["vocab_size=64", "max_steps=1"]).recipe.max_steps == 1
     for wrong in ({"training_arguments": tmp_path}, {"overrides": ["max_steps=1"]}):
         with pytest.raises(RecipeError, match=f"^{next(iter(wrong))}: "):

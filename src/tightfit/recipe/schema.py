@@ -162,8 +162,8 @@ class Recipe(BaseModel):
     """At most so many held-out samples an evaluation."""
     save_steps: Positive | None = None
     """Write a checkpoint every so many steps; by default only when stopped."""
-    save_total_limit: Positive = 2
-    """Checkpoints to keep; the best one stays besides."""
+    save_total_limit: Positive | None = 2
+    """Checkpoints to keep, null for all of them; the best one stays besides."""
     metric_for_best_model: BestMetric | None = None
     """Metric of the evaluations by which the best checkpoint is kept: loss (the default of the two fields below),
     perplexity, accuracy or f1."""

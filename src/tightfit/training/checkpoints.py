@@ -68,9 +68,10 @@ def folder_of(parent: Path, step: int) -> Path:
     return parent / f"step-{step:08d}"
 
 
-def prune(parent: Path, keep: int, best: int | None = None) -> None:
-    """Remove all but the newest `keep` checkpoints and that of the step `best`, and what a crash left half written."""
-    for folder in folders(parent)[:-keep]:
+def prune(parent: Path, keep: int | None, best: int | None = None) -> None:
+    """Remove all but the newest `keep` checkpoints, None for all, and that of the step `best`, and what a crash left
+    half written."""
+    for folder in folders(parent)[: -keep if keep else 0]:
         if best is None or folder != folder_of(parent, best):
             shutil.rmtree(folder, ignore_errors=True)
     for folder in parent.glob(".writing-*"):

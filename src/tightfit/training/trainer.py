@@ -152,8 +152,11 @@ class Trainer:
                                   f"larger {length}=..., to start anew another output_dir=...")
             return finished
         if recipe.hugging_face:
-            self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect here: "
-                                  + ", ".join(sorted(recipe.hugging_face)))
+            from tightfit.recipe.hf_arguments.table import without_effect  # for recipes from them
+
+            if ignored := without_effect(recipe.hugging_face):
+                self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect "
+                                      f"here: {', '.join(ignored)}")
         session = open_session(recipe, self.listener.message, module=self.module)
         session.check_memory(self.listener.message)
         return session

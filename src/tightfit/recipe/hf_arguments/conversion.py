@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Recipe")
 Arguments = dict[str, Any]
 
-SAME = ("output_dir", "learning_rate", "lr_scheduler_type", "max_grad_norm", "seed", "report_to")
+SAME = ("output_dir", "learning_rate", "lr_scheduler_type", "max_grad_norm", "save_total_limit", "seed", "report_to")
 """Fields of a recipe that are called as their arguments, and mean the same."""
 
 TECHNIQUES = ("precision", "checkpointing", "offload", "compile", "optimizer", "loading")
@@ -133,7 +133,7 @@ def plain_arguments(recipe: Recipe) -> Arguments:
     on_cpu, best = recipe.device == "cpu", recipe.best_metric
     arguments: Arguments = {
         **{name: getattr(recipe, name) for name in (
-            *SAME, "num_train_epochs", "warmup_steps", "logging_steps", "eval_steps", "save_steps", "save_total_limit"
+            *SAME, "num_train_epochs", "warmup_steps", "logging_steps", "eval_steps", "save_steps"
         )},
         "max_steps": recipe.max_steps if recipe.num_train_epochs is None else -1,
         "eval_strategy": "steps" if recipe.eval_steps else "no",
@@ -267,8 +267,6 @@ def _recipe_values(a: Arguments, default_steps: int) -> tuple[dict[str, Any], li
         "deterministic": a["full_determinism"],
         "device": "cpu" if a["use_cpu"] else "auto",
     }
-    if a["save_total_limit"] is not None:
-        values["save_total_limit"] = a["save_total_limit"]
     if a["eval_strategy"] == "steps" and a["metric_for_best_model"] is not None:  # else there is nothing to compare
         metric = a["metric_for_best_model"].removeprefix("eval_")
         values["load_best_model_at_end"] = loads = a["load_best_model_at_end"]

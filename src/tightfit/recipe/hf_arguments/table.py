@@ -124,7 +124,7 @@ DEFAULTS: Mapping[str, Any] = {**MAPPED, **CARRIED, **{name: default for name, (
 SPELLED = frozenset({
     "max_steps", "num_train_epochs", "warmup_steps", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon",
     "tf32", "gradient_checkpointing_kwargs", "torch_compile_mode", "logging_steps", "eval_strategy", "eval_steps",
-    "save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end", "metric_for_best_model",
+    "save_strategy", "save_steps", "load_best_model_at_end", "metric_for_best_model",
     "greater_is_better", "dataloader_prefetch_factor",
 })  # fmt: skip
 """Mapped arguments of which several values mean the same recipe. `hugging_face` keeps the one that was written, and it
@@ -168,6 +168,11 @@ def arguments_of(field: str) -> tuple[str, ...]:
     """The arguments that make a field of a recipe, which a field that is given takes the place of; none for a field
     that no argument holds."""
     return FIELDS.get(field, (field,) if field in MAPPED else ())
+
+
+def without_effect(kept: Mapping[str, Any]) -> list[str]:
+    """The names of the arguments in `hugging_face` that ask for something other than their defaults."""
+    return sorted(name for name, value in kept.items() if value != DEFAULTS.get(name))
 
 
 def fields_of(name: str) -> list[str]:
