@@ -133,14 +133,15 @@ def test_a_number_stands_for_the_tokens_to_generate():
 
 
 @pytest.mark.parametrize(("override", "word"), [
-    ("max_steps", "key=value"), ("precision.full_eval=true", "name it first"), ("seed.x=1", "has no fields"),
+    ("max_steps", "key=value"), ("precision.full_eval=true", "name it first"), ("seed.x=1", "has no fields$"),
+    ("model.n_layer=2", r"has no fields; write model_overrides\.n_layer=2$"),
     ("attention.kernel=flash", "attention=sdpa"), ("backend.layers=scanned", "backend=jax"),
     ("--seed=3", "write seed=3"), ("--seed", "write seed=VALUE"), ("data={source: a, source: b}", "'source'.*twice"),
     ("model_overrides=" + "[" * 3000, "model_overrides: .*too deeply"),
 ])
 def test_a_wrong_override_says_so(override, word):
     with pytest.raises(RecipeError, match=word):
-        apply_overrides({"seed": 1}, [override])
+        apply_overrides({"model": "gpt2", "seed": 1}, [override])
 
 
 def test_a_backend_is_a_name_or_a_mapping_of_its_knobs():

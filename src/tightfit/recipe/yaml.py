@@ -267,7 +267,8 @@ def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
         short = technique_to_yaml(technique)
         return short if isinstance(short, dict) else {"name": short}
     if value is not None:
-        raise RecipeError(f"{shown(text)}: {field} is {shown(value)}, which has no fields")
+        hint = f"; write model_overrides.{cut(text.partition('.')[2])}" if field == "model" else ""
+        raise RecipeError(f"{shown(text)}: {field} is {shown(value)}, which has no fields{hint}")
     return {}
 
 
