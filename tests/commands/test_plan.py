@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tightfit.backends import load_backend
 from tightfit.backends.pytorch.measure.calibration import measure as measuring
 from tightfit.calibration import Calibration, Curve, processor, torch_version
 from tightfit.commands import plan as plan_command
-from tightfit.devices import find_device
+from tightfit.devices import Device, find_device
 from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import ModelError, RecipeError
 from tightfit.planner import own_device
@@ -133,7 +134,8 @@ def test_a_plan_is_drawn_as_a_page(recipe, run, monkeypatch, tmp_path):
 
 
 def test_the_choice_is_saved_as_a_recipe(recipe, run, monkeypatch, tmp_path):
-    plans = iter([fitting(), nothing_fits()])
+    processor = replace(fitting(), device=Device(kind="cpu", name="CPU", memory_bytes=1 << 30))
+    plans = iter([fitting(), nothing_fits(), processor])
     monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(next(plans)))
     words, path = ("plan", recipe, "--gpu", "l4", "--save"), tmp_path / "mine.yaml"
     status, _, err = run(*words, path)
@@ -142,6 +144,8 @@ def test_the_choice_is_saved_as_a_recipe(recipe, run, monkeypatch, tmp_path):
     status, _, _ = run(*words, tmp_path / "none.yaml", "--no-cache")
     assert status == 2
     assert not (tmp_path / "none.yaml").exists()
+    run(*words, path, "--no-cache")
+    assert load_recipe(str(path)) == fitting().recipe.override(device="cpu")
 
 
 def test_training_arguments_are_planned_as_they_are(tmp_path, run):

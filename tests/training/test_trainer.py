@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from tightfit import Recipe, Trainer, models
 from tightfit.cli import app
-from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError
+from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError, Refused
 from tightfit.training import run_folder
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.run_folder import LOCK
@@ -221,6 +222,24 @@ def test_more_steps_on_a_falling_schedule_say_where_the_learning_rate_goes_on(re
     Trainer(Named(), {**recipe, "max_steps": 6}, ROWS, listener=said).train()
     resumed = next(text for text in said.texts if text.startswith("resuming from step 3 of 6; its cosine schedule"))
     assert resumed.endswith("at a learning rate of 0.05")
+
+
+PLANNED = {"micro_batch_size": 8, "precision": "bf16", "loss": "plain", "checkpointing": "none", "optimizer": "adamw",
+           "attention": "sdpa", "compile": "off"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "fields"), [
+    ({}, "precision=auto"), ({"offload": "host", "data": "not-there.txt"}, "precision=auto offload=auto"),
+    ({"device": "cpu"}, None), ({"compile": "auto"}, None), ({"precision": "fp32"}, None),
+])  # fmt: skip
+def test_a_gpus_plan_on_a_processor_says_what_to_leave_open(tiny, changes, fields, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said, written = Said(), {**tiny, "device": "auto", "max_steps": 1, **PLANNED, **changes}
+    refused = pytest.raises(Refused, match="offload=host moves .* write offload=none") if "offload" in changes else None
+    with refused or nullcontext():  # before it looks for data
+        Trainer(recipe=written, listener=said).train()
+    warnings = [text.partition(": write ")[2].partition(" for ")[0] for text in said.texts if "has no GPU" in text]
+    assert warnings == ([fields] if fields else [])
 
 
 @pytest.mark.parametrize(("written", "noted"), [({}, []), ({"per_device_eval_batch_size": 16, "do_train": True},

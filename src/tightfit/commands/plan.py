@@ -191,7 +191,8 @@ def _plan(planned: Callable[..., ReadablePlan], options: PlanOptions, key: Calla
         shown = f"nothing fits on {plan.device.name}; what would help is said above"
         raise Refused(plan.nothing_fits() if options.as_json else shown)
     if options.save is not None:
-        _write("save", options.save, "recipe", to_yaml(plan.recipe.to_dict()))
+        device = {"device": "cpu"} if plan.device.kind == "cpu" else {}  # elsewhere it would be another plan
+        _write("save", options.save, "recipe", to_yaml(plan.recipe.to_dict() | device))
 
 
 def _write(option: str, path: Path, what: str, text: str) -> None:

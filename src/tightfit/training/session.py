@@ -16,6 +16,7 @@ from tightfit.devices import Device, find_device
 from tightfit.errors import RecipeError, Refused
 from tightfit.model_facts import ModelFacts, model_facts, module_facts
 from tightfit.models import read_config
+from tightfit.planning.defaults import other_than_usual
 from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
@@ -103,7 +104,8 @@ class Session:
 
 
 def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
-    """The recipe on its device, with no `auto` left (`planning.resolve_auto`). Raises Refused where nothing fits."""
+    """The recipe on its device, with no `auto` left (`planning.resolve_auto`). Raises Refused where nothing fits, and
+    with all reasons where a technique cannot serve."""
     backend = load_backend(recipe.backend.name)
     device = backend.device(recipe)
     workers, most = recipe.loading.workers, MOST_WORKERS * cores()
@@ -111,6 +113,13 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
         raise Refused(f"loading.workers: {workers} processes are too many for this machine's "
                       f"{counted(cores(), 'core')}; write loading.workers={cores()}, or {most} at most")
     resolved, plan = resolve_auto(recipe, own_target(device), backend, log, module)
+    pinned = [] if recipe.open_choices() or recipe.device != "auto" else other_than_usual(recipe, device)
+    if device.kind == "cpu" and pinned:
+        log("warning: this machine has no GPU, and the recipe leaves nothing to choose for its processor, as one that "
+            f"was planned for a GPU: write {' '.join(f'{field}=auto' for field in pinned)} for what is usual here, or "
+            "device=cpu to keep what it says")
+    if reasons := resolved.refusals(device):
+        raise Refused("; ".join(reasons))
     return Session(recipe=resolved, device=device, backend=backend, module=module, plan=plan)
 
 
