@@ -71,7 +71,8 @@ def test_the_longest_sequence_by_few_traces():
     assert len(asked) == most.traces <= 4
     assert all(each.checkpointing.name == "every-block" and each.micro_batch_size == 1 for each in asked)
     assert most.text == ("seq_len=640 fits with all blocks on the GPU, with 23.0 GiB in use by the thriftiest recipe; "
-                         "seq_len=768 would take 27.0 GiB.")
+                         "seq_len=768 would take 27.0 GiB. What fits with blocks in the host's memory is not counted: "
+                         "a plan with seq_len=768 tells.")
 
 
 def test_the_largest_model_and_nothing_larger():

@@ -109,4 +109,6 @@ def _sentence(
         return f"Not even {written(sizes[0])} fits{resident}{taken}."
     most = {"seq_len": "the model takes no more", MICRO: "batch_size is no more", "model": "none of them is larger"}
     end = f"; {written(above)} would take {takes(above)}" if above is not None else f", and {most[field]}"
-    return f"{written(best)} fits{resident}, with {takes(best)} in use by the thriftiest recipe{end}."
+    uncounted = (f" What fits with blocks in the host's memory is not counted: a plan with {written(above)} tells."
+                 if streams and above is not None else "")
+    return f"{written(best)} fits{resident}, with {takes(best)} in use by the thriftiest recipe{end}.{uncounted}"
