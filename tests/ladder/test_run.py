@@ -135,10 +135,25 @@ def test_what_did_not_run_is_a_row_with_its_reason(go: Go) -> None:
 
 def test_another_machines_rows_are_not_taken_for_this_ones(go: Go) -> None:
     go()
-    run, made, _ = go(lambda job: done(samples=8), CPU.model_copy(update={"device": "NVIDIA T4", "kind": "cuda"}))
+    run, made, _ = go(lambda job: done(samples=8), CPU.model_copy(update={"device": "NVIDIA H200", "kind": "cuda"}))
     assert made.ran() == len(RUNGS)
     assert {result.measured.samples for result in rung_results(run)} == {8}
     assert any("also hold rows of CPU" in sentence for sentence in heading(run))
+
+
+def test_what_cannot_serve_here_is_named_once_and_not_started(go: Go) -> None:
+    runners = ("tightfit", "plain")
+    run, made, said = go(machine=CPU.model_copy(update={"device": "NVIDIA T4", "kind": "cuda"}), runners=runners)
+    refused = [result for result in rung_results(run) if result.measured.status == "refused"]
+    assert refused
+    assert all("compute capability" in result.measured.reason for result in refused)
+    names = [result.rung.name for result in refused]
+    assert f"{len(names)} rungs cannot run on NVIDIA T4, for the reasons below the table: {'; '.join(names)}" in said
+    assert not [text for name in names for text in said if text.startswith(("rung", "pred")) and text.endswith(name)]
+    assert [job.runner for job in made.jobs].count("plain") == len(RUNGS)  # another trainer refuses for itself
+    assert len(made.jobs) == made.predicted + len(RUNGS) == 2 * len(RUNGS) - len(names)
+    two = replace(LADDER, rungs=(LADDER.rungs[0], *(Rung(name=n, launch=n) for n in ("dp", "ddp", "ddp-no-p2p"))))
+    assert "2 rungs cannot run on CPU, for the reasons below the table: dp; ddp-no-p2p" in go(ladder=two)[2]
 
 
 def test_a_library_that_is_installed_since_is_tried_again_by_whom_it_serves(go: Go) -> None:

@@ -18,12 +18,10 @@ import psutil
 from pydantic import TypeAdapter
 
 from tightfit.ladder.rows import OURS, Status
-from tightfit.ladder.rungs import Launch
+from tightfit.ladder.rungs import DEVICES, Launch
 from tightfit.system import KILLED
 
 WORKER = "tightfit.ladder.worker"
-DEVICES = 2
-"""Devices of a rung that is not on a single one."""
 POLL = 0.2
 """Seconds between two looks at what a process has written."""
 ENDING = 30.0

@@ -13,11 +13,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from tightfit.errors import ReportError
+from tightfit.devices import Device, find_device
+from tightfit.errors import RecipeError, ReportError
+from tightfit.ladder.rungs import Launch, launch_refusals
+from tightfit.recipe import Recipe
 
 RESULTS = "results.jsonl"
 OURS = "tightfit"
@@ -38,6 +41,16 @@ class Machine(BaseModel, frozen=True):
     units: int = 0
     driver: str | None = None
     versions: Mapping[str, str] = {}
+
+    def refusals(self, recipe: Recipe, launch: Launch) -> list[str]:
+        """Reasons why a rung's recipe or its launch cannot serve here, as far as the device is known."""
+        if self.kind == "cpu":
+            device = Device(kind="cpu", name=self.device, memory_bytes=self.memory_bytes)
+            return [*launch_refusals(launch, gpus=0), *recipe.refusals(device)]
+        try:
+            return recipe.refusals(find_device(self.device))
+        except RecipeError:  # not in the catalogue
+            return []
 
 
 class Row(BaseModel, frozen=True):
@@ -148,6 +161,14 @@ class Predicted(Row, frozen=True):
     @property
     def median_seconds(self) -> float:
         return self.step_seconds
+
+
+AnyRow = TypeVar("AnyRow", Measured, Predicted)
+
+
+def newest(rows: Sequence[AnyRow], key: str) -> AnyRow | None:
+    """The last row of a fingerprint; None where there is none."""
+    return next((row for row in reversed(rows) if row.key == key), None)
 
 
 ROW: TypeAdapter[Measured | Predicted] = TypeAdapter(Annotated[Measured | Predicted, Field(discriminator="kind")])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tightfit.devices import MIB
 from tightfit.errors import RecipeError, ReportError
@@ -19,6 +19,7 @@ from tightfit.ladder.rows import (
     FINAL,
     OURS,
     RESULTS,
+    AnyRow,
     Machine,
     Measured,
     Predicted,
@@ -27,13 +28,14 @@ from tightfit.ladder.rows import (
     all_rounds,
     append,
     input_fingerprint,
+    newest,
     read,
 )
 from tightfit.ladder.rungs import Ladder, Rung, Scale
 from tightfit.recipe import Recipe
+from tightfit.text import counted
 from tightfit.training.run_folder import locked
 
-AnyRow = TypeVar("AnyRow", Measured, Predicted)
 Log = Callable[[str], None]
 
 LIMIT = 600.0
@@ -155,11 +157,6 @@ FAR_OFF = 10.0
 """Factor by which a rung is faster, or slower, than both its neighbours, from which on it is measured again."""
 
 
-def newest(rows: Sequence[AnyRow], key: str) -> AnyRow | None:
-    """The last row of a fingerprint; None where there is none."""
-    return next((row for row in reversed(rows) if row.key == key), None)
-
-
 def this_machine(recipe: Recipe) -> Machine:
     """The machine as a rung finds it. Raises RecipeError where the recipe's device is not there."""
     (found,) = run_jobs([Job(kind="machine", recipe=recipe.to_dict())], MACHINE_SECONDS)
@@ -198,27 +195,44 @@ def run_rungs(run: LadderRun) -> None:
 
 
 def _measure(run: LadderRun) -> None:
-    """Run every rung that has no row yet, by each runner. A peer's loop has one device."""
+    """Run every rung that has no row yet, by each runner. A peer's loop has one device. What cannot serve here is a row
+    without being started."""
     options = run.options
     waiting = [(rung, runner) for rung in options.ladder.rungs for runner in options.runners
                if (runner == OURS or rung.launch == "single") and run.is_due(run.measured(rung, runner))]
     every = len(options.ladder.rungs) * len(options.runners)
     if 0 < len(waiting) < every:
         run.log(f"resuming: {every - len(waiting)} of {every} rungs have their row, or need none")
-    for number, (rung, runner) in enumerate(waiting, start=1):
-        _measure_rung(run, rung, runner, f"rung {number} of {len(waiting)}")
+    left, refused = list[tuple[Rung, str]](), list[str]()
+    for rung, runner in waiting:
+        reasons = run.machine.refusals(run.recipe(rung), rung.launch) if runner == OURS else []
+        if reasons:
+            run.add(_row(run, rung, runner), Outcome(status="refused", reason="; ".join(reasons)))
+            refused.append(rung.name)
+        else:
+            left.append((rung, runner))
+    if refused:
+        run.log(f"{counted(len(refused), 'rung')} cannot run on {run.machine.device}, for the reasons below the table: "
+                f"{'; '.join(refused)}")
+    for number, (rung, runner) in enumerate(left, start=1):
+        _measure_rung(run, rung, runner, f"rung {number} of {len(left)}")
+
+
+def _row(run: LadderRun, rung: Rung, runner: str, number: int = 0) -> Measured:
+    """The row of a rung, without its outcome. number: of its round."""
+    options = run.options
+    return Measured(ladder=options.ladder.name, rung=rung.name, runner=runner, scale=options.scale,
+                    key=run.key(rung, runner), status="failed", machine=run.machine, recipe=run.recipe(rung).to_dict(),
+                    commit=run.commit, memory=options.memory, round=number)
 
 
 def _measure_rung(run: LadderRun, rung: Rung, runner: str, called: str, number: int = 0) -> None:
     """Run a rung and keep its row. number: of its round."""
-    options = run.options
+    options, row = run.options, _row(run, rung, runner, number)
     run.log(f"{called}: {rung.name}" + ("" if runner == OURS else f", {title_of(runner)}"))
-    job = Job(kind="measure", recipe=run.recipe(rung).to_dict(), runner=runner, launch=rung.launch,
-              within=run.within(rung), memory=options.memory, warm_up=options.warm_up, steps=options.steps)
+    job = Job(kind="measure", recipe={**row.recipe}, runner=runner, launch=rung.launch, within=run.within(rung),
+              memory=options.memory, warm_up=options.warm_up, steps=options.steps)
     (outcome,) = run_jobs([job], options.limit)
-    row = Measured(ladder=options.ladder.name, rung=rung.name, runner=runner, scale=options.scale,
-                   key=run.key(rung, runner), status="failed", machine=run.machine, recipe=job.recipe,
-                   commit=run.commit, memory=options.memory, round=number)
     run.log("  " + describe(run.add(row, outcome)))
 
 
@@ -266,7 +280,8 @@ def _predict(run: LadderRun, gpu: str | None) -> None:
     options, device = run.options, gpu or run.machine.device
     scale: Scale = "full" if gpu else options.scale
     waiting = [rung for rung in options.ladder.rungs
-               if rung.launch == "single" and run.is_due(run.predicted(rung, device, scale))]
+               if rung.launch == "single" and run.is_due(run.predicted(rung, device, scale))
+               and (gpu or not run.machine.refusals(run.recipe(rung), rung.launch))]
     every, where = len(waiting), f"for {device}, at full size" if gpu else f"for {device}"
 
     def announce() -> None:

@@ -29,6 +29,17 @@ PLAIN: dict[str, Any] = {
 Launch = Literal["single", "dp", "ddp", "ddp-no-p2p"]
 """Ways in which a rung's processes start: one of its own; torch's DataParallel over two GPUs in one process; two
 processes under torchrun with DistributedDataParallel; the same with the direct link between the GPUs switched off."""
+DEVICES = 2
+"""Devices of a rung that is not on a single one."""
+ON_GPUS: Mapping[Launch, str] = {"dp": "DataParallel splits a batch over two GPUs",
+                                 "ddp-no-p2p": "NCCL switches off the direct link between two GPUs"}
+"""The launches that need as many GPUs, and why."""
+
+
+def launch_refusals(launch: Launch, gpus: int) -> list[str]:
+    """Reasons why a machine with so many GPUs cannot start a rung's processes."""
+    return ([f"launch: {ON_GPUS[launch]}, and this machine has {gpus}; run it where there are two"]
+            if launch in ON_GPUS and gpus < DEVICES else [])
 
 
 class Figures(NamedTuple):

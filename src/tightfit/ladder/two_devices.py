@@ -7,8 +7,7 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measure.parallel_timing import cards, time_distributed, time_in_one_process
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.ladder.jobs import DEVICES
-from tightfit.ladder.rungs import Launch
+from tightfit.ladder.rungs import DEVICES, Launch, launch_refusals
 from tightfit.recipe import Recipe
 from tightfit.techniques.loss import Plain
 from tightfit.training.session import training_global_batches
@@ -22,10 +21,9 @@ def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, s
     otherwise.
     """
     found = cards(device)
+    if reasons := launch_refusals(launch, found):
+        raise Refused("; ".join(reasons))
     if launch == "dp":
-        if found < DEVICES:
-            raise Refused(f"launch: DataParallel splits a batch over two GPUs, and this machine has {found}; run it "
-                          "where there are two")
         if recipe.compiled:
             raise Refused("compile: DataParallel copies the model anew at every step; write compile=off")
         if not isinstance(recipe.loss, Plain):
@@ -39,9 +37,6 @@ def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, s
         if data.global_batch(0).micro_batches[0].mask == "packed":
             raise Refused("data.packing: DataParallel cannot cut rows that documents share; write data.packing=false")
         return time_in_one_process(both.override(parallel="none"), device, data, warm_up, steps)
-    if found < DEVICES and launch != "ddp":
-        raise Refused(f"launch: NCCL switches off the direct link between two GPUs, and this machine has {found}; run "
-                      "it where there are two")
     if found < DEVICES:
         device = PytorchBackend().device(recipe.override(device="cpu"))
     return time_distributed(recipe.override(parallel="ddp"), device, training_global_batches(recipe), warm_up, steps)
