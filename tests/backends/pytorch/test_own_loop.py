@@ -12,6 +12,7 @@ import torch
 from accelerate.state import AcceleratorState
 from torch import nn
 
+import tightfit
 from tests.architectures import tiny_model
 from tightfit import Recipe, apply
 from tightfit.backends.pytorch.backend import PytorchBackend
@@ -109,9 +110,14 @@ def test_an_example_runs_as_it_stands(name, capsys):
     assert losses[-1] < losses[0]
 
 
-def test_an_open_choice_is_refused_by_name():
-    with pytest.raises(RecipeError, match="precision, checkpointing"):
-        apply(tiny_model("gpt2"), {"attention": "sdpa", "optimizer": "adamw", "compile": "off", "micro_batch_size": 1})
+def test_an_open_choice_is_refused_by_name_with_what_chooses(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model, recipe = tiny_model("gpt2"), {**CLOSED, "precision": "auto", "checkpointing": "auto", "device": "auto"}
+    with pytest.raises(RecipeError, match=r"^precision, checkpointing: still auto; .* or apply (.*), which ") as caught:
+        apply(model, recipe)
+    advice = str(caught.value).partition("or apply ")[2].partition(", which ")[0]
+    chosen = eval(advice, {"tightfit": tightfit, "model": model, "recipe": recipe})
+    assert isinstance(apply(model, chosen), tightfit.Applied)
 
 
 def test_a_choice_that_cannot_serve_is_refused():

@@ -66,14 +66,16 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     if not recipe.backend.runs_torch:
         raise RecipeError(f"backend: {recipe.backend.name!r} has nothing to apply to a torch module; "
                           "write backend=pytorch")
+    backend = PytorchBackend()
+    device = backend.device(recipe)
     if open_fields := [field for field in recipe.open_choices() if field != "loss"]:  # the loop has one of its own
-        raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, or take the recipe of "
-                          "tightfit.plan(model, recipe)")
+        gpu = ", gpu='cpu'" if device.kind == "cpu" else ""
+        raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, or apply "
+                          f"tightfit.plan(model, recipe{gpu}).recipe, which has one for each")
     if recipe.parallel.name != "none":
         raise Refused(f"parallel: {recipe.parallel.name} is a matter of the loop, such as Accelerate's, which prepares "
                       "the model for it; write parallel=none")
-    backend = PytorchBackend()
-    build = backend.build(recipe, backend.device(recipe), model)
+    build = backend.build(recipe, device, model)
     if build.calls_blocks:
         raise Refused("accumulation, update, offload: what works block by block needs tightfit's own step; write "
                       "accumulation=loop update=after-backward offload=none, or train with tightfit.Trainer")
