@@ -41,6 +41,7 @@ def test_two_recipes_are_compared_by_category(recipes, run):
     assert lines[1].startswith("changed")  # first what was changed
     changed = {line.split()[0]: line.split()[1:] for line in lines[3:5]}
     assert changed == {"checkpointing": ["none", "every-block"], "optimizer": ["adamw", "sgd"]}
+    assert "waiting for the host" in out  # of so small a model
     for word in ("predicted", "tokens/s", "peak allocated", "peak reserved", "with CUDA context",
                  "memory at the peak", "activations", "optimizer states", "seconds of ops", "seconds of a step",
                  "backward"):
@@ -58,6 +59,16 @@ def test_fields_alone_change_the_first_recipe(recipes, run):
     assert second > first
     assert found["peak"]["peak allocated"] == [first, second]
     assert {"forward", "backward", "optimizer"} <= found["seconds of a step"].keys()
+
+
+def test_what_auto_became_is_marked_where_the_two_differ(recipes, run):
+    words = ("compare", recipes[0], "checkpointing=every-block", "optimizer=auto", "loading.workers=1", "--gpu", "l4")
+    status, out, _ = run(*words)
+    assert status == 0
+    changed = [line.split() for line in out.partition("predicted")[0].splitlines()]
+    assert ["checkpointing", "none", "every-block"] in changed
+    assert ["loading.workers", "2", "(auto)", "1"] in changed
+    assert not any(line[:1] == ["optimizer"] for line in changed)  # where it became the same
 
 
 def test_what_does_not_fit_is_said(recipes, run):

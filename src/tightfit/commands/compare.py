@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
@@ -21,14 +22,33 @@ from tightfit.planner import target_for
 from tightfit.planning.costs import Memory
 from tightfit.planning.estimate import Margin, fit, settings_of
 from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.timing.step_time import step_time
+from tightfit.planning.timing.uncertainty import Work
 from tightfit.profiling.measure import predicted_profile
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.report.compare import ORIGIN, PEAK, Pair, headlines, pairs, phase_pairs, recipe_changes
 from tightfit.profiling.step import op_class, steps_of
 from tightfit.recipe.lookup import load_recipe
+from tightfit.recipe.resume import differences
 from tightfit.training.listeners import Terminal
 
 MEMORY, OPS, PHASES = "memory at the peak", "seconds of ops", "seconds of a step"
+WAITS, WAITED = "seconds of waiting", (Work.HOST, Work.TRANSFERS, Work.COMMUNICATION)
+PLANNED = " (auto)"
+"""Mark of a value that a plan, or a default, put in the place of `auto`."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two recipes. work: a step's seconds by what takes them. opened: its fields that said `auto`."""
+
+    profile: Profile
+    work: Mapping[Work, float]
+    opened: frozenset[str]
+
+    def marked(self, field: str, value: str) -> str:
+        """The value of a field of dotted name, marked where that is a field that said `auto`."""
+        return value + PLANNED * (field.partition(".")[0] in self.opened)
 
 
 def run_compare(
@@ -46,11 +66,12 @@ def run_compare(
     if "=" in name:
         raise RecipeError(f"RECIPE is missing before {name}; write the recipe that is changed")
     with Terminal(Console(stderr=True, soft_wrap=True)) as terminal, redirect_stdout(sys.stderr):
-        profiles = [_profile(each, fields, gpu, gpu_memory, terminal.message)
-                    for each, fields in ((name, ()), (other, overrides))]
-    ours, theirs = profiles
+        sides = [_side(each, fields, gpu, gpu_memory, terminal.message)
+                 for each, fields in ((name, ()), (other, overrides))]
+    ours, theirs = (side.profile for side in sides)
     memories = _memory(ours), _memory(theirs)
-    found = _sections(ours, theirs, *memories)
+    waits = _waits(*sides)
+    found = [*_sections(ours, theirs, *memories), *([(WAITS, text.seconds, waits)] if waits else [])]
     changes = list(recipe_changes(ours, theirs))
     # a profile's peak is of a step alone, a plan's of the whole run; and both steps are predicted
     heads = [row for row in headlines(ours, theirs) if row[0] not in (PEAK, ORIGIN)]
@@ -66,17 +87,30 @@ def run_compare(
     console = Console()
     named = f"{name} and {' '.join([other, *overrides])}"
     console.print(Text(f"{named} on {ours.device.name}", style="bold"), soft_wrap=True)
-    console.print(_table("changed", [(field, first, second, "") for field, first, second in changes]))
+    console.print(_table("changed", [(field, sides[0].marked(field, first), sides[1].marked(field, second), "")
+                                     for field, first, second in changes]))
     console.print(_table("predicted", [*heads, *(_row(pair, text.size) for pair in peaks)]))
     for title, written, rows in found:
         console.print(_table(title, [_row(pair, written) for pair in rows]))
 
 
-def _profile(
+def _side(
     name: str, fields: Sequence[str], gpu: str | None, gpu_memory: str | None, log: Callable[[str], None]
-) -> Profile:
+) -> Side:
     target = target_for(load_recipe(name, fields), gpu, gpu_memory)
-    return predicted_profile(load_recipe(name, fields, cuda=target.device.kind == "cuda"), target, log)[0]
+    asked = load_recipe(name, fields, cuda=target.device.kind == "cuda")
+    profile, _ = predicted_profile(asked, target, log)
+    assert profile.predicted is not None
+    recipe = profile.recipe
+    filled = differences(asked.to_dict(), recipe.to_dict())
+    return Side(profile, step_time(profile.predicted, recipe, target.device, target.calibration).work,
+                frozenset(field.partition(".")[0] for field, _, _ in filled))
+
+
+def _waits(first: Side, second: Side) -> list[Pair]:
+    """The seconds of a step in which either device waits, by what for."""
+    found = [Pair(kind.value, *(side.work.get(kind, 0.0) for side in (first, second))) for kind in WAITED]
+    return [pair for pair in found if pair.first or pair.second]
 
 
 def _memory(profile: Profile) -> Memory:
