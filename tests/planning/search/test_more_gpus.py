@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from tests.display.plans import estimate
 from tightfit.backends import load_backend
 from tightfit.devices import MIB, find_device
 from tightfit.display.plan_table import ReadablePlan
 from tightfit.planning.cluster import Cluster
 from tightfit.planning.estimate import Margin
 from tightfit.planning.plan import Plan
+from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.more_gpus import more_gpus
 from tightfit.planning.search.search import search
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.timing.uncertainty import Work
@@ -66,6 +70,22 @@ def test_what_does_not_fit_one_gpu_is_divided(two):
     assert "parallel=fsdp divides them" in found.answers.more_gpus
     assert found.answers.scaling.efficiency is None or found.answers.scaling.efficiency < 1
     assert found.chosen.estimate.memory.used < used
+
+
+@pytest.mark.parametrize("fits_whole", [True, False])
+def test_gpus_that_hold_all_are_counted_only_where_nothing_fits_without_the_host(fits_whole):
+    states = Recipe.from_dict({**PINNED, "offload": {"name": "host", "weights": 0, "gradients": 0}})
+    whole = estimate() if fits_whole else estimate(fits="no", safe=False)
+    offloading, resident = (
+        Evaluated(recipe=recipe, estimate=cost, passes=0, elsewhere=0, held=0, gradients=0, parameters=2 * 10**9,
+                  events=0)
+        for recipe, cost in ((states, estimate()), (Recipe.from_dict(PINNED), whole)))  # fmt: skip
+    exploration = SimpleNamespace(device=CARD, found={0: offloading, 1: resident},
+                                  usable_bytes=lambda with_margin: CARD.memory_bytes)
+    said = more_gpus(exploration, offloading)
+    assert said == ("" if fits_whole else (
+        "Weights, gradients and optimizer states are 33.5 GiB whole, and a GPU has 23.6 GiB: with nothing in the "
+        "host's memory parallel=fsdp divides them among about 2 such GPUs; --gpus 2 tells exactly."))
 
 
 def test_where_the_hosts_memory_is_too_small_a_drive_is_named_with_its_bytes(two):

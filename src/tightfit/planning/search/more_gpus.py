@@ -97,22 +97,25 @@ def _binds(recipe: Recipe, time: Time) -> str:
 
 
 def more_gpus(exploration: Exploration, found: Evaluated) -> str:
-    """The number of GPUs that would hold a divided model, as a sentence; empty where one holds it whole.
-    found: the choice, or what comes nearest."""
+    """The number of GPUs that would hold a divided model, as a sentence; empty where one holds it whole, by the choice
+    or another combination. found: the choice, or what comes nearest."""
     device, recipe = exploration.device, found.recipe
-    offloads = recipe.offloaded.uses_host or found.estimate.memory.host_by_category
     trains_in_full = recipe.mode == "train" and not recipe.trainable.freezes
     if not trains_in_full or device.kind != "cuda" or not recipe.backend.runs_torch:
         return ""
-    if found.fit_rank.fits and not offloads:
-        if not recipe.parallel.shards:
-            return ""
+    if found.fit_rank.fits and not _offloads(found) and recipe.parallel.shards:
         return f"{_whole(found, device)}: parallel={recipe.parallel.name} divides them."
+    if any(each.fit_rank.fits and not _offloads(each) for each in exploration.found.values()):
+        return ""
     count, drive = _enough(exploration, found), _drive(found, device)
     if count is None:
         return drive
-    return (f"{_whole(found, device)}: parallel=fsdp divides them, and needs about {counted(count, 'such GPU')} to "
-            f"hold its parts without the host's memory; --gpus {count} tells exactly.{drive and ' '}{drive}")
+    return (f"{_whole(found, device)}: with nothing in the host's memory parallel=fsdp divides them among about "
+            f"{counted(count, 'such GPU')}; --gpus {count} tells exactly.{drive and ' '}{drive}")
+
+
+def _offloads(found: Evaluated) -> bool:
+    return found.recipe.offloaded.uses_host or bool(found.estimate.memory.host_by_category)
 
 
 def _drive(found: Evaluated, device: Device) -> str:

@@ -81,7 +81,8 @@ def plan_streamed(
     if changes < changes_without:
         best = replace(best, answers=replace(best.answers, why="The fastest that fits with numerics as they are."))
     beside = (*best.candidates, *(found for found in resident.candidates if found.estimate.fits != "no"))
-    return replace(best, candidates=beside, notes=(*best.notes, *resident.notes))
+    answers = replace(best.answers, more_gpus=best.answers.more_gpus and resident.answers.more_gpus)
+    return replace(best, candidates=beside, answers=answers, notes=(*best.notes, *resident.notes))
 
 
 def _first_that_fits(recipe: Recipe, device: Device, plan_of: Callable[[Recipe], Plan]) -> Plan | None:
