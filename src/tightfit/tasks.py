@@ -102,6 +102,11 @@ class Task:
     """The class of peft that loads an adapter of it, and peft's name of the task; None where it has none."""
 
     @property
+    def unit(self) -> str:
+        """Unit of a run's speed."""
+        return "tokens/s" if self.reads == "tokens" else "samples/s"
+
+    @property
     def generates(self) -> bool:
         """Whether inference makes tokens one after another; else it is one forward pass."""
         return self.predicts in ("next", "target")

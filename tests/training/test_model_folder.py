@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification, 
 
 from tests.training.test_best import Said
 from tightfit.errors import DataError
+from tightfit.training.listeners import LastingConsole, Terminal
 from tightfit.training.trainer import Trainer
 
 
@@ -49,7 +52,7 @@ def test_others_may_read_what_the_umask_lets_them(tiny, changes, request):
     assert {path.stat().st_mode & 0o777 for path in tensors} == {0o640}
 
 
-def test_a_model_of_images_has_its_processor_beside_it(tiny, tmp_path):
+def test_a_model_of_images_has_its_processor_beside_it_and_its_speed_in_samples(tiny, tmp_path):
     from PIL import Image
 
     for name, shade in (("black", 0), ("red", 255)):
@@ -60,7 +63,10 @@ def test_a_model_of_images_has_its_processor_beside_it(tiny, tmp_path):
              "intermediate_size": 32}
     values = {**tiny, "model": "vit-base", "model_overrides": sizes, "task": "image-classification", "num_labels": 2,
               "vocab_size": None, "data": {"source": str(tmp_path / "pics"), "eval_fraction": 0.25}}
-    summary = Trainer(recipe=values).train()
+    shown = io.StringIO()
+    summary = Trainer(recipe=values, listener=Terminal(LastingConsole(file=shown), seconds_between_lines=0.0)).train()
+    assert re.search(r"step 4/4  loss [\d.]+  [\d,]+ samples/s", shown.getvalue())
+    assert "tokens/s" not in shown.getvalue() + str(summary.rows())
     assert summary.eval_accuracy is not None
     assert summary.eval_f1 is not None
     assert summary.eval_perplexity is None

@@ -11,7 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 class Listener:
     """A run's audience: called as the run goes on, and entered for its length. This one is silent; another overrides
-    what it wants to show."""
+    what it wants to show.
+
+    unit: of the rate that it is called with, which the Trainer sets: of images samples, for they have no tokens.
+    """
+
+    unit = "tokens/s"
 
     def __enter__(self) -> Self:
         return self
@@ -43,7 +48,7 @@ class LastingConsole(Console):
 
 
 class Terminal(Listener):
-    """A progress bar with loss, tokens/s and time left; plain lines, some seconds apart, where there is no terminal."""
+    """A progress bar with loss, speed and time left; plain lines, some seconds apart, where there is no terminal."""
 
     def __init__(self, console: Console, seconds_between_lines: float = 10.0) -> None:
         self.console = console
@@ -94,7 +99,7 @@ class Terminal(Listener):
     def stepped(self, step: int, loss: float, tokens_per_second: float) -> None:
         if not self._due(step >= self._steps):
             return
-        figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+        figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} {self.unit}"
         if self._bar.disable:
             left = (time.monotonic() - self._began) / max(step - self._first, 1) * (self._steps - step)
             self.message(f"step {step}/{self._steps}  {figures}  {left:.0f} s left")

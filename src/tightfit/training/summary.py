@@ -1,4 +1,5 @@
-"""A run's summary: its figures, as `summary.json` holds them and as a person reads them."""
+"""A run's beginning in a line, and its summary: its figures, as `summary.json` holds them and as a person reads them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tightfit.metrics import metrics_text
-from tightfit.text import size
+from tightfit.models import resolve_source
+from tightfit.recipe import Recipe
+from tightfit.text import percent, size
 from tightfit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -162,6 +165,20 @@ def summarize(
         losses=tuple(state.losses),
         **state.evaluation,
     )
+
+
+def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, named: bool) -> str:
+    """One line on what is about to be trained."""
+    weights = ""
+    if named and resolve_source(recipe).kind == "bundled":
+        weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
+    model, counts = recipe.model if named else "your model", step.parameters
+    parts = [f"a token meets {counts.active:,}"] if counts.active != counts.every else []
+    if counts.trained != counts.every:
+        parts.append(f"{counts.trained:,} are trained ({percent(counts.trained / counts.every)})")
+    of_which = f", of which {' and '.join(parts)}{weights and ','}" if parts else ""
+    return (f"{model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples, "
+            f"{global_batches:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")
 
 
 def finished_rows(folder: Path) -> list[tuple[str, str]]:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from tightfit.backends import load_backend
-from tightfit.backends.base import Backend, Step
+from tightfit.backends.base import Backend
 from tightfit.backends.world import World
 from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
 from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, one_line
-from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
-from tightfit.text import counted, percent
+from tightfit.tasks import TASKS
+from tightfit.text import counted
 from tightfit.training import checkpoints
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.loop import TrainingLoop
@@ -29,7 +29,7 @@ from tightfit.training.sample import sample_text
 from tightfit.training.schedule import length_field, respaced
 from tightfit.training.session import Session, open_session, recipe_for_machine
 from tightfit.training.state import TrainerState
-from tightfit.training.summary import Summary, summarize
+from tightfit.training.summary import Summary, beginning, summarize
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -74,6 +74,7 @@ class Trainer:
         self.dataset, self.eval_dataset = dataset, eval_dataset
         shown = Terminal(LastingConsole(stderr=True, soft_wrap=True)) if progress else Listener()
         self.listener: Listener = listener or shown
+        self.listener.unit = TASKS[self.recipe.task].unit
         given = str(recipe) if isinstance(recipe, str | Path) else None
         label = given or (type(model).__name__ if self.module is not None else self.recipe.model)
         self.path = run_path(self.recipe, label)
@@ -185,7 +186,7 @@ class Trainer:
         for note in build.notes:
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
-        self.listener.message(_beginning(recipe, step, data, len(source), self.module is None))
+        self.listener.message(beginning(recipe, step, data, len(source), self.module is None))
         before = folder.saved_recipe()
         if world.rank == 0:
             folder.write_recipe(recipe)
@@ -284,17 +285,3 @@ def _finished(folder: RunFolder, recipe: Recipe, saved: Recipe | None) -> Summar
         ended = ("best_metric", "early_stopping_patience", "early_stopping_threshold")
         return summary if all(getattr(recipe, name) == getattr(saved, name) for name in ended) else None
     return summary if summary.steps >= recipe.max_steps else None
-
-
-def _beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, named: bool) -> str:
-    """One line on what is about to be trained."""
-    weights = ""
-    if named and resolve_source(recipe).kind == "bundled":
-        weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
-    model, counts = recipe.model if named else "your model", step.parameters
-    parts = [f"a token meets {counts.active:,}"] if counts.active != counts.every else []
-    if counts.trained != counts.every:
-        parts.append(f"{counts.trained:,} are trained ({percent(counts.trained / counts.every)})")
-    of_which = f", of which {' and '.join(parts)}{weights and ','}" if parts else ""
-    return (f"{model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples, "
-            f"{global_batches:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")

@@ -33,10 +33,9 @@ def title(profile: Profile) -> str:
 
 def throughput(profile: Profile, seconds: float) -> tuple[float, str]:
     """Tokens, or samples where there are no tokens, a second, and which of the two."""
-    recipe = profile.recipe
-    tokens = TASKS[recipe.task].reads == "tokens"
-    work = recipe.batch_size * recipe.seq_len if tokens else recipe.batch_size
-    return (work / seconds if seconds > 0 else 0.0), "tokens/s" if tokens else "samples/s"
+    recipe, task = profile.recipe, TASKS[profile.recipe.task]
+    work = recipe.batch_size * (recipe.seq_len if task.reads == "tokens" else 1)
+    return (work / seconds if seconds > 0 else 0.0), task.unit
 
 
 def utilization(profile: Profile, seconds: float) -> tuple[float | None, str]:
