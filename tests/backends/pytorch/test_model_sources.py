@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -125,6 +126,26 @@ def test_a_folder_without_weights_starts_from_its_configuration(tmp_path: Path) 
     model, (note,) = build(str(tmp_path))
     assert isinstance(model, transformers.GPT2LMHeadModel)
     assert "holds no weights" in note
+
+
+@pytest.mark.parametrize(("bars", "downloads"), [(True, True), (True, False), (False, False)])
+def test_no_bar_of_transformers_shows_while_weights_load_and_all_are_as_before(
+    bars: bool, downloads: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bar, hub = transformers.utils.logging, huggingface_hub.utils
+    tiny_model("gpt2").save_pretrained(tmp_path)
+    before = bar.is_progress_bar_enabled(), hub.are_progress_bars_disabled()
+    try:
+        (bar.enable_progress_bar if bars else bar.disable_progress_bar)()
+        (hub.enable_progress_bars if downloads else hub.disable_progress_bars)()
+        transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+        assert ("Loading weights" in capfd.readouterr().err) == bars
+        build(str(tmp_path))
+        assert capfd.readouterr().err == ""
+        assert (bar.is_progress_bar_enabled(), hub.are_progress_bars_disabled()) == (bars, not downloads)
+    finally:
+        (bar.enable_progress_bar if before[0] else bar.disable_progress_bar)()
+        (hub.disable_progress_bars if before[1] else hub.enable_progress_bars)()
 
 
 def test_broken_weights(tmp_path: Path) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
 import transformers
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
 from safetensors.torch import load_model as load_safetensors
 from torch import Tensor, nn
@@ -101,6 +102,24 @@ def _drawn_on(device: torch.device) -> AbstractContextManager[Any]:
     return ComputedOn(device)
 
 
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers' own bars off a screen that has one already; those of downloads still show."""
+    if not transformers.utils.logging.is_progress_bar_enabled():
+        yield
+        return
+    downloads = not are_progress_bars_disabled()
+    transformers.utils.logging.disable_progress_bar()  # and those of downloads
+    if downloads:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.enable_progress_bar()
+        if not downloads:
+            disable_progress_bars()
+
+
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The same module, its weights in `dtype`, one after the other. Buffers, such as the frequencies of rotary
     positions, keep their format: rounding those would shift every position."""
@@ -148,7 +167,7 @@ def _from_stored(
 
     auto = getattr(transformers, task.auto_class)
     try:
-        with warnings.catch_warnings():
+        with no_progress_bars(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected pickle protocol")  # as it refuses to read it
             model, loading = auto.from_pretrained(
                 name, config=config, dtype=dtype, trust_remote_code=recipe.trust_remote_code,

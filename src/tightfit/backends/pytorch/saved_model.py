@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,24 +11,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tightfit.backends.pytorch.models import WEIGHTS
+from tightfit.backends.pytorch.models import WEIGHTS, no_progress_bars
 from tightfit.backends.pytorch.padding import stored_tensors
 from tightfit.backends.pytorch.sharding import full_tensor, is_sharded
 from tightfit.backends.pytorch.state import named_tensors, write_tensors
 from tightfit.files import follow_umask
 from tightfit.models import OUR_TRANSFORMER
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Keep transformers' own bars off a screen that has one already."""
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
 
 
 def _alone(tensor: Tensor) -> Tensor:
@@ -86,7 +72,7 @@ def save_model(
     if isinstance(model, transformers.PreTrainedModel):
         if classes:
             name_classes(model, classes)
-        with _no_progress_bars():
+        with no_progress_bars():
             model.save_pretrained(folder, state_dict={name: _alone(tensor) for name, tensor in stored.items()})
         follow_umask(folder)
         return
