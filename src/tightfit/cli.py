@@ -156,7 +156,7 @@ def compare(
 
 @app.command()
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `tightfit profile` made.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder of a run or a profile.")],
     other: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="Another one to compare with.")] = None,
     output: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where the report goes; by default into RUN_DIR.")] = None,

@@ -125,17 +125,26 @@ def save(profile: Profile, folder: Path) -> Path:
     return home
 
 
+def home_of(folder: Path) -> Path | None:
+    """The folder of the profile of a run's folder, or that folder itself; None where neither holds one."""
+    return next((home for home in (folder / FOLDER, folder) if (home / VALUES).is_file()), None)
+
+
+def how_to_profile(folder: Path) -> str:
+    """What makes a profile where a folder holds none."""
+    of_run = folder / "recipe.yaml"
+    return (f"`tightfit profile {of_run} output_dir={folder}` writes one there" if of_run.is_file() else
+            "write a folder that `tightfit profile RECIPE` made, or `tightfit train RECIPE profile_step=10`")
+
+
 def load(folder: Path, limit: int | None = LIMIT) -> Profile:
     """The profile in a run's folder, or in that folder's `profile`. limit: as of `load_trace`.
 
     Raises ReportError for a folder that holds none, one that is damaged, or one of a newer version.
     """
-    home = next((home for home in (folder / FOLDER, folder) if (home / VALUES).is_file()), None)
+    home = home_of(folder)
     if home is None:
-        of_run = folder / "recipe.yaml"
-        made = f"`tightfit profile {of_run} output_dir={folder}` writes one there" if of_run.is_file() else \
-            "write a folder that `tightfit profile RECIPE` made, or `tightfit train RECIPE profile_step=10`"
-        raise ReportError(f"{folder}: {_missing(folder)}; {made}")
+        raise ReportError(f"{folder}: {_missing(folder)}; {how_to_profile(folder)}")
     path = home / VALUES
     try:
         values = json.loads(path.read_text("utf-8"), parse_constant=_no_constant)

@@ -12,7 +12,7 @@ from typing import Any, Self
 from tightfit.errors import MissingLibrary, RecipeError, install_command, nearest, one_line
 from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
-from tightfit.training.run_folder import METRICS
+from tightfit.training.run_folder import METRICS, RunFolder
 
 
 class MetricsLog:
@@ -26,15 +26,10 @@ class MetricsLog:
     def __init__(self, recipe: Recipe, folder: Path, resume_step: int) -> None:
         path, kept = folder / METRICS, []
         self.evaluations: list[dict[str, Any]] = []
-        if path.exists() and resume_step:
-            for line in path.read_text("utf-8", "replace").splitlines():
-                try:
-                    values = json.loads(line)
-                    if values["step"] <= resume_step:
-                        kept.append(line)
-                        self.evaluations += [values] if "eval_loss" in values else []
-                except (ValueError, TypeError, KeyError, RecursionError):  # such as the last line of a run cut off
-                    continue
+        for line, values in RunFolder(folder).logged() if resume_step else ():
+            if values["step"] <= resume_step:
+                kept.append(line)
+                self.evaluations += [values] if "eval_loss" in values else []
         write_atomically(path, "".join(f"{line}\n" for line in kept))
         self._trackers = ExitStack()
         self._logs: list[Callable[..., None]] = []

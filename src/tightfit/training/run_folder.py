@@ -115,6 +115,15 @@ class RunFolder:
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         write_atomically(self.path / name, json.dumps(values, indent=2) + "\n")
 
+    def logged(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The lines of metrics that the run has written, each as it stands and by its values."""
+        path = self.path / METRICS
+        for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
+            with suppress(ValueError, RecursionError):  # such as the last line of a run cut off
+                values = json.loads(line)
+                if isinstance(values, dict) and isinstance(values.get("step"), int):
+                    yield line, values
+
     def summary(self) -> dict[str, Any] | None:
         """The summary of a run that finished here; None where there is none that can be read."""
         try:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -181,9 +182,31 @@ def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, n
             f"{global_batches:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")
 
 
-def finished_rows(folder: Path) -> list[tuple[str, str]]:
-    """The rows of the summary of the run that finished in a folder; none where there is none that can be read."""
+LOGGED: Sequence[tuple[str, str, Callable[[Any], str]]] = (
+    ("steps so far", "step", "{:,}".format), ("loss", "loss", "{:.4f}".format),
+    ("held-out loss", "eval_loss", "{:.4f}".format),
+    ("throughput", "samples_per_second", "{:,.1f} samples/s".format), ("peak memory", "peak_memory", size),
+)  # fmt: skip
+"""Figures of a run's lines of metrics: names, keys and forms."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run left in its folder. rows: name and value of each figure, as a person reads them. lines: of its
+    metrics, each a mapping with its step."""
+
+    rows: Sequence[tuple[str, str]]
+    lines: Sequence[dict[str, Any]]
+
+
+def record_of(folder: Path) -> Record | None:
+    """The record of the run in a folder: of one that has not finished, by what it has logged; None where nothing can
+    be read."""
+    run = RunFolder(folder)
+    lines = [values for _, values in run.logged()]
     try:
-        return Summary.from_dict(RunFolder(folder).summary() or {}).rows()
+        return Record(Summary.from_dict(run.summary() or {}).rows(), lines)
     except (TypeError, ValueError, AttributeError):  # none, or of another version
-        return []
+        last = {name: value for line in lines for name, value in line.items() if value is not None}
+        rows = [(name, form(last[key])) for name, key, form in LOGGED if key in last]
+        return Record(rows, lines) if rows else None

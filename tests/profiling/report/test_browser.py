@@ -6,7 +6,7 @@ import pytest
 
 from tests.page.browsing import charts_fit, needs_chromium, themes_differ
 from tests.profiling.profiled import empty, hostile, profile
-from tightfit.profiling.report.page import write_report
+from tightfit.profiling.report.page import report
 
 pytestmark = needs_chromium
 
@@ -14,9 +14,9 @@ pytestmark = needs_chromium
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("reports")
-    write_report(made / "two.html", profile(), profile(waiting=0.05, attention="sdpa", seed=1))
-    write_report(made / "hostile.html", hostile())
-    write_report(made / "empty.html", empty())
+    (made / "two.html").write_text(report(profile(), profile(waiting=0.05, attention="sdpa", seed=1)))
+    (made / "hostile.html").write_text(report(hostile()))
+    (made / "empty.html").write_text(report(empty()))
     return made
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +15,10 @@ from tests.page.pages import Read, chart_data, names_stay_names, readable_withou
 from tests.profiling.profiled import EVIL, STREAMED, empty, hostile, profile
 from tightfit.profiling import profile as profiles
 from tightfit.profiling.report.compare import recipe_changes
-from tightfit.profiling.report.page import View, report, write_report
+from tightfit.profiling.report.page import View, report
 from tightfit.trace.file import SAMPLED
-from tightfit.training.summary import finished_rows
+from tightfit.training.summary import record_of
+from tightfit.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +46,12 @@ def test_the_run_that_a_profile_is_of_is_there_where_it_finished(tmp_path):
 
     assert "run" not in Read(report(profile())).ids
     summary()
-    read = Read(report(profile(), run=finished_rows(tmp_path)))
+    read = Read(report(profile(), run=record_of(tmp_path)))
     assert "run" in read.ids
     assert "loss 1.5000, perplexity 4.50, accuracy 25.0%" in read.said
     for wrong in ({"steps": "<b>"}, {"seconds": None}, {"eval_loss": []}, {"unheard": 1}):
         summary(**wrong)
-        assert finished_rows(tmp_path) == []
+        assert record_of(tmp_path) is None
 
 
 def test_it_stands_alone(page):
@@ -146,13 +148,6 @@ def test_what_two_recipes_differ_in():
     assert list(recipe_changes(profile(), profile())) == []
 
 
-def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        write_report(tmp_path / "gone" / "report.html", empty())
-    write_report(tmp_path / "report.html", empty())
-    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
-
-
 @pytest.fixture
 def run(run):
     """`tightfit report` with some words."""
@@ -175,6 +170,29 @@ def test_the_command(tmp_path, run):
     assert f'{tmp_path / "b"}</th>' in drawn
     status, _, _ = run(tmp_path / "a", "--output", tmp_path / "mine.html")
     assert (tmp_path / "mine.html").exists()
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"profile", "report.html", "report-against-b.html"}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_without_a_profile_shows_what_it_recorded_and_says_how_to_profile_it(tmp_path, run, tiny, finished):
+    folder = Path(Trainer(recipe={**tiny, "eval_steps": 2}).train().output_dir)
+    if not finished:
+        (folder / "summary.json").unlink()
+        with (folder / "metrics.jsonl").open("a") as lines:
+            lines.write('{"step": 4, "loss"')  # where the process ended
+    status, out, err = run(folder)
+    assert (status, err) == (0, "")
+    assert ("waiting for data: " if finished else "steps so far: 4\nloss: ") in out
+    assert "peak " in out
+    assert f"no step was profiled: `tightfit profile {folder}/recipe.yaml output_dir={folder}` writes one there" in out
+    page = (folder / "report.html").read_text()
+    stands_alone(page)
+    readable_without_eyes(page, 1)
+    training, held_out = chart_data(page)["loss-chart"]
+    assert [len(training["x"]), len(held_out["x"])] == [4, 2]
+    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()[:1]]
+    assert f"{logged[0]['loss']:.4f}" in Read(page).said
+    assert run(folder, folder)[0] == 2  # there is nothing to compare
 
 
 def test_bad_input_is_one_line_and_exit_2(tmp_path, run):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -163,3 +163,28 @@ def readings_chart(name: str, series: Sequence[float | None]) -> Any:
     figure.add_scatter(x=list(range(0, len(series), every)), y=list(series[::every]), mode="lines", name=label_of(name))
     figure.update_layout(xaxis={"title": "reading"}, yaxis={"title": label_of(name)}, showlegend=False)
     return styled(figure, 220)
+
+
+def logged_rows(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str, str]]:
+    """Step, loss, held-out loss and peak memory of a few dozen of many lines of metrics, those of evaluations among
+    them."""
+    every = max(len(lines) // FEW, 1)
+    kept = [line for number, line in enumerate(lines, 1) if not number % every or "eval_loss" in line]
+
+    def shown(line: Mapping[str, Any], name: str, write: Callable[[float], str] = "{:.4f}".format) -> str:
+        return "-" if line.get(name) is None else write(line[name])
+
+    return [(line["step"], shown(line, "loss"), shown(line, "eval_loss"), shown(line, "peak_memory", text.size))
+            for line in kept]
+
+
+def loss_chart(lines: Sequence[Mapping[str, Any]]) -> Any:
+    """Training and held-out loss over the steps of a run, from its lines of metrics."""
+    figure = go.Figure()
+    for name, called, colour, mode in (("loss", "training", PAIR[0], "lines"),
+                                       ("eval_loss", "held-out", PAIR[1], "lines+markers")):
+        found = [line for line in lines if line.get(name) is not None]
+        figure.add_scatter(x=[line["step"] for line in found], y=[line[name] for line in found], mode=mode, name=called,
+                           line={"color": colour})
+    figure.update_layout(xaxis={"title": "step"}, yaxis={"title": "loss, nats a label"})
+    return styled(figure, 340)

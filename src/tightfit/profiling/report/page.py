@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from tightfit import text
 from tightfit.display.memory_bar import NAMES
 from tightfit.display.words import as_written, work
-from tightfit.files import write_atomically
 from tightfit.page import render
 from tightfit.profiling.findings import Finding, findings
 from tightfit.profiling.profile import Profile
@@ -31,9 +28,11 @@ from tightfit.profiling.report.compare import (
 from tightfit.profiling.report.copies import Lanes, lanes_of, without_lanes
 from tightfit.profiling.report.memory import MemoryCurve, curves
 from tightfit.profiling.step import ByPhase, OpGroup, ProfiledStep, module_of, op_class, op_groups, seconds_by, steps_of
+from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import to_yaml
 from tightfit.trace import WALL_PHASES, Phase, Place
 from tightfit.trace.file import sampling_notes
+from tightfit.training.summary import Record
 
 SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "copies": "Copies", "time": "Time",
             "ops": "Ops", "predicted": "Predicted", "readings": "Readings", "run": "Run", "about": "About"}  # fmt: skip
@@ -149,11 +148,11 @@ class View:
 
 
 def report(
-    profile: Profile, other: Profile | None = None, run: Sequence[tuple[str, str]] = (),
+    profile: Profile, other: Profile | None = None, run: Record | None = None,
     names: tuple[str, str] = ("this run", "the other"),
 ) -> str:
-    """The page. other: a second run, which this one is compared with. run: name and value of the figures of the whole
-    run that the profile is of, where there is one. names: of the two runs, such as their folders."""
+    """The page. other: a second run, which this one is compared with. run: the whole run that the profile is of, where
+    there is one. names: of the two runs, such as their folders."""
     view = View(profile)
     predicted = {}
     if len(view.steps) == 2:
@@ -161,7 +160,7 @@ def report(
         predicted = compared(measured, guess, ("all", "all"))
         predicted["wall"] = pairs(measured.by_phase(), guess.by_phase(), "step")
     difference = None if other is None else _difference(view, View(other))
-    absent = {"difference": difference is None, "readings": not view.readings, "run": not run,
+    absent = {"difference": difference is None, "readings": not view.readings, "run": run is None,
               "copies": not (view.lanes or view.host_curves)}
     return render(
         __package__ or "", "report.html.jinja", view=view, profile=profile, title=title(profile),
@@ -173,6 +172,13 @@ def report(
         contents=[(name, called) for name, called in SECTIONS.items() if not absent.get(name)],
         most={"findings": FINDINGS, "ops": OPS, "tensors": TENSORS, "points": POINTS},
     )  # fmt: skip
+
+
+def report_of_run(run: Record, recipe: Recipe, missing: str) -> str:
+    """The page of a run that was not profiled. missing: what would profile it."""
+    return render(__package__ or "", "run.html.jinja", run=run, title=recipe.model, charts=charts, missing=missing,
+                  subtitle=f"{work(recipe)}: {as_written(recipe)}", yaml=to_yaml(recipe.to_dict()),
+                  contents=[(name, SECTIONS[name]) for name in ("run", "about")])
 
 
 def _difference(ours: View, theirs: View) -> dict[str, Any]:
@@ -189,11 +195,3 @@ def _difference(ours: View, theirs: View) -> dict[str, Any]:
         found |= compared(first, second)
         found["ops"] = sorted(changed, key=lambda pair: -abs(pair.difference))[:CHANGED_OPS]
     return found
-
-
-def write_report(
-    path: Path, profile: Profile, other: Profile | None = None, run: Sequence[tuple[str, str]] = (),
-    names: tuple[str, str] = ("this run", "the other"),
-) -> None:
-    """Write the page of `report`, whole or not at all. Raises OSError."""
-    write_atomically(path, report(profile, other, run, names))
