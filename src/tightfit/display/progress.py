@@ -21,7 +21,7 @@ class SearchProgress:
 
     def __init__(self, console: Console, what: str, counted: str, between: float = SECONDS_BETWEEN_LINES) -> None:
         self._console, self._what, self._counted, self._between = console, what, counted, between
-        self._last = time.monotonic()
+        self._began = self._last = time.monotonic()
         self._bar = Progress(
             SpinnerColumn(), TimeElapsedColumn(), BarColumn(bar_width=20),  # what stays as wide comes first
             TextColumn("{task.description}", markup=False), console=console, transient=True,
@@ -45,4 +45,5 @@ class SearchProgress:
         now = time.monotonic()
         if self._bar.disable and done != total and now - self._last >= self._between:
             self._last = now
-            self._console.print(f"{self._what}: {line}", highlight=False, markup=False, soft_wrap=True)
+            self._console.print(f"{self._what}: {now - self._began:.0f} s, {line}", highlight=False, markup=False,
+                                soft_wrap=True)
