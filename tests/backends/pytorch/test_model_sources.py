@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 import torch
 import transformers
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from torch import nn
 
 from tests.architectures import tiny_config, tiny_model
@@ -132,20 +132,24 @@ def test_a_folder_without_weights_starts_from_its_configuration(tmp_path: Path) 
 def test_no_bar_of_transformers_shows_while_weights_load_and_all_are_as_before(
     bars: bool, downloads: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    bar, hub = transformers.utils.logging, huggingface_hub.utils
-    tiny_model("gpt2").save_pretrained(tmp_path)
-    before = bar.is_progress_bar_enabled(), hub.are_progress_bars_disabled()
+    def set_bars(bars: bool, downloads: bool) -> None:
+        (logging.enable_progress_bar if bars else logging.disable_progress_bar)()
+        (enable_progress_bars if downloads else disable_progress_bars)()
+
+    logging = transformers.utils.logging
+    before = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    model = tiny_model("gpt2")
+    assert isinstance(model, transformers.GPT2LMHeadModel)
+    model.save_pretrained(tmp_path)
     try:
-        (bar.enable_progress_bar if bars else bar.disable_progress_bar)()
-        (hub.enable_progress_bars if downloads else hub.disable_progress_bars)()
+        set_bars(bars, downloads)
         transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
         assert ("Loading weights" in capfd.readouterr().err) == bars
         build(str(tmp_path))
         assert capfd.readouterr().err == ""
-        assert (bar.is_progress_bar_enabled(), hub.are_progress_bars_disabled()) == (bars, not downloads)
+        assert (logging.is_progress_bar_enabled(), not are_progress_bars_disabled()) == (bars, downloads)
     finally:
-        (bar.enable_progress_bar if before[0] else bar.disable_progress_bar)()
-        (hub.disable_progress_bars if before[1] else hub.enable_progress_bars)()
+        set_bars(*before)
 
 
 def test_broken_weights(tmp_path: Path) -> None:

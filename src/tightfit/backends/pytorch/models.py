@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
 from safetensors.torch import load_model as load_safetensors
 from torch import Tensor, nn
