@@ -25,7 +25,7 @@ def run_report(run_dir: Path, other: Path | None = None, output: Path | None = N
     ReportError for a folder with neither, for a second one without a profile, and where the report cannot be written.
     """
     run, recipe = record_of(run_dir), None
-    if other is None and home_of(run_dir) is None:
+    if run is not None and other is None and home_of(run_dir) is None:
         recipe = RunFolder(run_dir).saved_recipe()
     if run is not None and recipe is not None:
         missing = how_to_profile(run_dir)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -202,11 +203,13 @@ class Record:
 def record_of(folder: Path) -> Record | None:
     """The record of the run in a folder: of one that has not finished, by what it has logged; None where nothing can
     be read."""
-    run = RunFolder(folder)
-    lines = [values for _, values in run.logged()]
+    run, lines = RunFolder(folder), list[dict[str, Any]]()
+    with suppress(OSError):
+        lines += [{name: value for name, value in line.items() if isinstance(value, int | float)}
+                  for _, line in run.logged()]
     try:
         return Record(Summary.from_dict(run.summary() or {}).rows(), lines)
     except (TypeError, ValueError, AttributeError):  # none, or of another version
-        last = {name: value for line in lines for name, value in line.items() if value is not None}
+        last = {name: value for line in lines for name, value in line.items()}
         rows = [(name, form(last[key])) for name, key, form in LOGGED if key in last]
         return Record(rows, lines) if rows else None

@@ -179,7 +179,7 @@ def test_a_run_without_a_profile_shows_what_it_recorded_and_says_how_to_profile_
     if not finished:
         (folder / "summary.json").unlink()
         with (folder / "metrics.jsonl").open("a") as lines:
-            lines.write('{"step": 4, "loss"')  # where the process ended
+            lines.write('{"step": 4, "loss": "<b>"}\n{"step": 4, "loss"')  # and the process ended
     status, out, err = run(folder)
     assert (status, err) == (0, "")
     assert ("waiting for data: " if finished else "steps so far: 4\nloss: ") in out

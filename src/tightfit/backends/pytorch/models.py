@@ -105,17 +105,15 @@ def _drawn_on(device: torch.device) -> AbstractContextManager[Any]:
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
     """Keep transformers' own bars off a screen that has one already; those of downloads still show."""
-    if not transformers.utils.logging.is_progress_bar_enabled():
-        yield
-        return
-    downloads = not are_progress_bars_disabled()
-    transformers.utils.logging.disable_progress_bar()  # and those of downloads
+    shown, downloads = transformers.utils.logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    transformers.utils.logging.disable_progress_bar()  # and, as it enables them, those of downloads
     if downloads:
         enable_progress_bars()
     try:
         yield
     finally:
-        transformers.utils.logging.enable_progress_bar()
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
         if not downloads:
             disable_progress_bars()
 
