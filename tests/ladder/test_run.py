@@ -16,8 +16,8 @@ from tightfit.errors import MissingLibrary, RecipeError, ReportError
 from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.results import heading, other_work, remarks, rung_results
-from tightfit.ladder.rows import RESULTS, Machine, read
-from tightfit.ladder.run import LadderRun, is_far_off, run_rungs, this_machine
+from tightfit.ladder.rows import RESULTS, Machine, is_far_off, read
+from tightfit.ladder.run import LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import Ladder, Rung, card
 from tightfit.ladder.table import cells
 

@@ -134,6 +134,16 @@ STEADY = 1.25
 """The ratio of a steady rung's quartiles, at most."""
 
 
+FAR_OFF = 10.0
+"""Factor by which a rung is faster, or slower, than both its neighbours, from which on it is measured again."""
+
+
+def is_far_off(rate: float, beside: Sequence[float]) -> bool:
+    """Whether a rung's samples a second are far off those of all its neighbours."""
+    return bool(beside) and (all(rate > FAR_OFF * other for other in beside) or
+                             all(FAR_OFF * rate < other for other in beside))
+
+
 def all_rounds(rows: Sequence[Measured]) -> Measured | None:
     """The newest measurement of a rung with the timed steps of every round that came to figures; None where it has not
     run. rows: of one fingerprint, in the order in which they were written."""

@@ -28,6 +28,7 @@ from tightfit.ladder.rows import (
     all_rounds,
     append,
     input_fingerprint,
+    is_far_off,
     newest,
     read,
 )
@@ -153,8 +154,6 @@ class LadderRun:
 
 ROUNDS = 3
 """Times that a rung is measured at most."""
-FAR_OFF = 10.0
-"""Factor by which a rung is faster, or slower, than both its neighbours, from which on it is measured again."""
 
 
 def this_machine(recipe: Recipe) -> Machine:
@@ -255,12 +254,6 @@ def _doubtful(run: LadderRun, number: int) -> Iterator[tuple[Rung, str]]:
                                                                 *found[place + 1 : place + 2])]
             if row.round < number and (not row.is_steady or is_far_off(row.samples_per_second, beside)):
                 yield rung, runner
-
-
-def is_far_off(rate: float, beside: Sequence[float]) -> bool:
-    """Whether a rung's samples a second are far off those of all its neighbours."""
-    return bool(beside) and (all(rate > FAR_OFF * other for other in beside) or
-                             all(FAR_OFF * rate < other for other in beside))
 
 
 def describe(row: Measured) -> str:

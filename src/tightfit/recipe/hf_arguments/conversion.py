@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +14,7 @@ from tightfit.errors import RecipeError, nearest
 from tightfit.metrics import METRICS
 from tightfit.recipe.best_metric import reasons_against
 from tightfit.recipe.hf_arguments import table
-from tightfit.recipe.hf_arguments.former import as_today
+from tightfit.recipe.hf_arguments.reading import read_arguments
 from tightfit.recipe.yaml import explain
 from tightfit.techniques import SLOTS
 
@@ -47,7 +44,7 @@ def from_training_arguments(
 ) -> R:  # fmt: skip
     """The recipe that says what the arguments say, as `Recipe.from_training_arguments` describes it. `fields` replace
     what arguments say, whole: `optimizer` its weight decay too."""
-    written, unknown = _read(source)
+    written, unknown = read_arguments(source)
     if isinstance(steps := fields.get("max_steps"), int):
         written["max_steps"] = steps
     if "device" in fields:
@@ -158,43 +155,6 @@ def plain_arguments(recipe: Recipe) -> Arguments:
     if arguments.get("torch_compile") and recipe.precision != "auto" and "fp16" not in arguments:
         arguments.setdefault("tf32", False)  # which the Trainer otherwise turns on
     return arguments
-
-
-def _read(source: Any) -> tuple[Arguments, list[str]]:
-    """The arguments that `source` names, as plain values: strings, numbers, lists and mappings; and a sentence on each
-    that tightfit does not know.
-
-    Such ones of an object are left out while they have their default. Raises RecipeError for a file that cannot be
-    read, and for what is no TrainingArguments.
-    """
-    if isinstance(source, str | Path):
-        given = _read_json(Path(source))
-    elif isinstance(source, Mapping):
-        given = dict(source)
-    elif dataclasses.is_dataclass(source) and hasattr(source, "per_device_train_batch_size"):
-        usual = {field.name: field.default for field in dataclasses.fields(source)}
-        values: Arguments = source.to_dict()  # type: ignore[union-attr]
-        given = {name: value for name, value in values.items() if name in table.DEFAULTS or value != usual[name]}
-    else:
-        raise RecipeError(
-            f"training arguments: {source!r} cannot be read; give a TrainingArguments, a mapping, or a JSON file's path"
-        )
-    given = as_today(given)
-    unknown = [name for name in given if name not in table.DEFAULTS and name not in table.ASIDE]
-    known = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()
-             if name not in unknown}
-    return known, [table.unknown(str(name)) for name in unknown]
-
-
-def _read_json(path: Path) -> Arguments:
-    try:
-        values = json.loads(path.read_text("utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it holds no object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path}: cannot be read as a JSON object of arguments ({error}); write "
-                          "args.to_json_string() into it") from None
-    return values
 
 
 def _complete(given: Mapping[str, Any]) -> Arguments:
