@@ -248,8 +248,8 @@ def test_a_machine_without_a_gpu_is_told_of_every_gpu(recipe, run, monkeypatch):
     assert status == 0
     assert "gpt2 on every GPU of the catalogue: global batch 6, seq_len 16" in out
     lines = [line.split() for line in out.splitlines() if line.startswith(("T4 ", "L4 "))]
-    assert [(line[0], len(line)) for line in lines] == [("T4", 9), ("L4", 10)]  # one refuses LoRA over bf16
-    for word in ("trainable=lora base=nf4", "refused where there is -: base: precision=fp16", "7 traces"):
+    assert [(line[0], len(line)) for line in lines] == [("T4", 10), ("L4", 10)]
+    for word in ("trainable=lora base=nf4", "trainable=lora base=bf16", "precision=fp16", "8 traces"):
         assert word in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
     cached = json.loads(run("plan", recipe, "--top", "1", "--json")[1])

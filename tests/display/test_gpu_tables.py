@@ -10,8 +10,9 @@ from rich.console import Console
 
 from tests.display.plans import candidate, estimate, fitting, nothing_fits
 from tightfit.devices import catalogue, find_device
-from tightfit.display.gpu_tables import gpu_table, show_comparison
+from tightfit.display.gpu_tables import gpu_table, show_comparison, show_overview
 from tightfit.planning.search.every_gpu import Compared, Comparison
+from tightfit.planning.search.overview import Card, CardEstimate, Overview
 
 
 def text_of(rows, width=80, tokens=0):
@@ -57,6 +58,17 @@ def test_what_does_not_fit_and_what_refuses_is_said():
     assert line_of(text, "Full").rstrip().endswith("none: 90.0 GiB short")
     assert "refused on Test Card: precision: no bf16 here" in text
     assert "Not calibrated" not in text
+
+
+def test_what_a_card_refuses_of_every_way_is_said_below():
+    found = candidate(estimate())
+    estimated = CardEstimate(recipe=found.recipe, memory=found.estimate.memory, time=found.estimate.time)
+    cards = (Card(device=find_device("t4"), ways={"LoRA": "precision: T4 has no bf16"}),
+             Card(device=find_device("l4"), ways={"LoRA": estimated}))
+    out = io.StringIO()
+    show_overview(Overview(asked=found.recipe, cards=cards, traces=2), Console(file=out, width=100))
+    assert line_of(out.getvalue(), "T4").split()[-1] == "-"
+    assert "refused where there is -: precision: T4 has no bf16" in out.getvalue()
 
 
 def test_long_choices_do_not_break_a_row():
