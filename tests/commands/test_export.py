@@ -126,6 +126,23 @@ def test_what_cannot_be_written_or_is_not_finished_says_why(tiny, run, tmp_path)
     assert not [*path.glob("*merged*"), *path.glob(".merged*")]
 
 
+@pytest.mark.parametrize(("damage", "said"), [
+    (lambda text: text[:-9], "Expecting"), (lambda text: "", "Expecting value"),
+    (lambda text: "[]", "peft_type is None, r is None"),
+    (lambda text: text.replace('"r": 8', '"r": "eight"'), "r is 'eight'"),
+    (lambda text: text.replace("lora_alpha", "alpha"), "lora_alpha is None"),
+    (lambda text: text.replace('"use_dora": false', '"use_dora": true'), "use_dora is True"),
+])  # fmt: skip
+def test_a_damaged_configuration_of_an_adapter_is_named(damage, said, tiny, run):
+    Trainer(recipe={**tiny, "trainable": {"name": "lora", "rank": 8}, "max_steps": 1}).train()
+    config = Path(tiny["output_dir"]) / "model" / "adapter_config.json"
+    config.write_text(damage(config.read_text()))
+    status, _, error = run("export", tiny["output_dir"], "--merge")
+    assert status == 2
+    assert f"tightfit: {config}: not as the run wrote it ({said}" in error.splitlines()[-1]
+    assert '"r": 8, "lora_alpha": ' in error.splitlines()[-1]
+
+
 def test_a_head_that_is_tied_to_embeddings_is_its_own_once_an_adapter_changed_it(tiny, run):
     Trainer(recipe={**tiny, "trainable": {"name": "lora", "targets": ["lm_head"]}, "max_steps": 1}).train()
     path = Path(tiny["output_dir"])

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.assembly import bare_build
 from tightfit.backends.pytorch.saved_model import save_model
-from tightfit.backends.pytorch.techniques.adapters.folder import BASE, TENSORS, adapter_tensors, stored_source
+from tightfit.backends.pytorch.techniques.adapters.folder import BASE, load_adapter, stored_source
 from tightfit.backends.pytorch.techniques.adapters.layers import dequantize, frozen_layers
 from tightfit.devices import Device
 from tightfit.errors import CheckpointError
@@ -41,17 +40,7 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> tuple[str, ...]:
     build = bare_build(recipe, cpu, torch.device("cpu"))
     for technique in (recipe.base, recipe.trainable):
         build = APPLY[type(technique)](technique, build)
-    try:
-        tensors = load_file(adapter / TENSORS)
-    except Exception as error:  # safetensors and the file system each raise their own
-        raise CheckpointError(f"{adapter / TENSORS}: {' '.join(str(error).split())}") from None
-    live = adapter_tensors(build.model)
-    if {name: t.shape for name, t in tensors.items()} != {name: t.shape for name, t in live.items()}:
-        raise CheckpointError(f"{adapter}: the adapter is of another model than {recipe.model}, or of another rank "
-                              "than the run's recipe says")
-    with torch.no_grad():
-        for name, parameter in live.items():
-            parameter.copy_(tensors[name])
+    load_adapter(build, adapter)
     dtype = getattr(torch, recipe.base.format(recipe))
     for _, layer in [*frozen_layers(build.model)]:
         dequantize(layer, dtype)
@@ -73,6 +62,6 @@ def _classes(adapter: Path) -> dict[int, str] | None:
     """The names of classes in an adapter's folder; None where it names none."""
     try:
         named = json.loads((adapter / "config.json").read_text("utf-8"))["id2label"]
-    except (OSError, ValueError, KeyError):
+        return {int(number): name for number, name in named.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return {int(number): name for number, name in named.items()}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -14,6 +15,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.saved_model import name_classes, save_model
 from tightfit.backends.pytorch.state import write_tensors
 from tightfit.backends.pytorch.techniques.adapters.layers import FACTORS, LINEAR, FrozenConv1D, frozen_layers
+from tightfit.errors import CheckpointError, one_line, shown
 from tightfit.models import ModelSource, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -45,13 +47,45 @@ def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = No
     write_tensors(adapter_tensors(build.model), folder / TENSORS)
     technique: Any = build.recipe.trainable
     config = {
-        "peft_type": "LORA", "task_type": build.task.peft_task, "base_model_name_or_path": named,
-        "inference_mode": True, "r": technique.rank, "lora_alpha": technique.alpha, "lora_dropout": technique.dropout,
-        "use_rslora": technique.rslora, "use_dora": technique.learns_lengths, "bias": "none",
+        **_arithmetic(build), "task_type": build.task.peft_task, "base_model_name_or_path": named,
+        "inference_mode": True, "lora_dropout": technique.dropout, "bias": "none",
         "target_modules": _target_names(build.model), "modules_to_save": head or None,
-        "fan_in_fan_out": any(isinstance(layer, FrozenConv1D) for _, layer in frozen_layers(build.model)),
     }  # fmt: skip
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _arithmetic(build: Build) -> dict[str, Any]:
+    """The part of an adapter's configuration that says what is computed of its tensors."""
+    technique: Any = build.recipe.trainable
+    return {
+        "peft_type": "LORA", "r": technique.rank, "lora_alpha": technique.alpha, "use_rslora": technique.rslora,
+        "use_dora": technique.learns_lengths,
+        "fan_in_fan_out": any(isinstance(layer, FrozenConv1D) for _, layer in frozen_layers(build.model)),
+    }  # fmt: skip
+
+
+def load_adapter(build: Build, folder: Path) -> None:
+    """Give a build's adapter the tensors that `save_adapter` wrote. Raises CheckpointError for a folder that is
+    damaged, or of another adapter."""
+    try:
+        tensors = load_file(folder / TENSORS)
+    except Exception as error:  # safetensors and the file system each raise their own
+        raise CheckpointError(f"{folder / TENSORS}: {' '.join(str(error).split())}") from None
+    live, expected = adapter_tensors(build.model), _arithmetic(build)
+    if {name: t.shape for name, t in tensors.items()} != {name: t.shape for name, t in live.items()}:
+        raise CheckpointError(f"{folder}: the adapter is of another model than {build.recipe.model}, or of another "
+                              "rank than the run's recipe says")
+    try:
+        read = json.loads((folder / CONFIG).read_text("utf-8"))
+        found = read if isinstance(read, dict) else {}
+        wrong = [f"{name} is {shown(found.get(name))}" for name in expected if found.get(name) != expected[name]]
+    except (OSError, ValueError) as error:
+        wrong = [one_line(error)]
+    if wrong:
+        raise CheckpointError(f"{folder / CONFIG}: not as the run wrote it ({', '.join(wrong)}); bring it back, with "
+                              f"{json.dumps(expected)} in it")
+    for name, tensor in live.items():
+        tensor.copy_(tensors[name])
 
 
 def stored_source(recipe: Recipe) -> ModelSource | None:
