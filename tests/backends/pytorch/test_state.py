@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from tightfit.backends.pytorch.state import FORMATS, write_tensors
+from tightfit.errors import ModelError
+from tightfit.training.trainer import Trainer
 
 
 def test_every_format_is_read_back(tmp_path):
@@ -38,6 +42,15 @@ def test_a_format_without_a_name_is_no_file(tmp_path):
     with pytest.raises(KeyError):
         write_tensors({"x": torch.zeros(1, dtype=torch.complex128)}, tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_model_that_no_checkpoint_could_hold_is_named_before_the_first_step(tiny):
+    model = nn.Sequential(nn.Embedding(128, 8), nn.Linear(8, 128))
+    model[1].register_buffer("phases", torch.zeros(4, dtype=torch.complex128))
+    values = {name: value for name, value in tiny.items() if name not in ("model", "model_overrides")}
+    with pytest.raises(ModelError, match=r"^model: '1\.phases' is complex128, which safetensors.*, complex64$"):
+        Trainer(model, values).train()
+    assert not (Path(tiny["output_dir"]) / "metrics.jsonl").exists()
 
 
 def header(path):

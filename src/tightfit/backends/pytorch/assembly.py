@@ -18,6 +18,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.models import build_model, cast_weights, ready_to_train
 from tightfit.backends.pytorch.padding import pad_vocab
+from tightfit.backends.pytorch.state import require_formats
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.devices import Device
 from tightfit.errors import Refused
@@ -74,6 +75,7 @@ def bare_build(
         if not any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # those are there already
             model = model.to(where)
         model = ready_to_train(model, recipe)
+    require_formats(model)
     if recipe.mode == "train" and has_experts(model):
         # Only whoever has experts pays for it.
         from tightfit.backends.pytorch.experts.functions import use_ours

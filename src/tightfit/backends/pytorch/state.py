@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from tightfit.backends.pytorch.sharding import Scattered, full_tensor
 from tightfit.backends.pytorch.techniques.optimizer import state as optimizer_state
 from tightfit.backends.pytorch.world import ALONE, TensorWorld
-from tightfit.errors import CheckpointError
+from tightfit.errors import CheckpointError, ModelError
 
 WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "random.safetensors"
 
@@ -38,6 +38,15 @@ def named_tensors(model: nn.Module, *, learned: bool = False) -> dict[str, Tenso
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     tensors.update({name: t for name, t in model.state_dict().items() if name not in every and isinstance(t, Tensor)})
     return tensors
+
+
+def require_formats(model: nn.Module) -> None:
+    """Raises ModelError where a checkpoint of the model could not be written."""
+    for name, tensor in named_tensors(model).items():
+        if tensor.dtype not in FORMATS:
+            own, *known = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *FORMATS))
+            raise ModelError(f"model: {name!r} is {own}, which safetensors, the form of checkpoints, does not hold; "
+                             f"make it one of {', '.join(known)}")
 
 
 def save_state(
