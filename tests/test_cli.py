@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -119,11 +120,13 @@ def test_an_interrupt_within_pydantic_is_an_interrupt(place, run, monkeypatch):
     assert run("train", place / "mine.yaml")[::2] == (130, "tightfit: interrupted\n")
 
 
+HEARD = ("import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # not what is inherited
+         "runpy.run_module('tightfit', run_name='__main__')")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_says_so(place, number):
-    heard = ("import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # not what is inherited
-             "runpy.run_module('tightfit', run_name='__main__')")
-    command = [sys.executable, "-c", heard, "train", "mine.yaml", "max_steps=100000", "save_steps=null"]
+    command = [sys.executable, "-c", HEARD, "train", "mine.yaml", "max_steps=100000", "save_steps=null"]
     metrics = place / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -139,7 +142,52 @@ def test_a_signal_saves_and_says_so(place, number):
     assert process.returncode == 128 + number
     assert "Traceback" not in err
     assert "the same command resumes the run" in out
+    assert out.count(f"{number.name}: the run ends after this step, saved; Ctrl-C now ends it at once") == 1
     assert len(list((place / "run" / "checkpoints").glob("step-*"))) == 1
+
+
+STUCK = """\
+import ctypes, time
+from torch import nn
+
+
+class Stuck(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head, self.calls = nn.Embedding(300, 8), nn.Linear(8, 300), 0
+
+    def forward(self, input_ids):
+        self.calls += 1
+        if self.calls == 4:
+            print("long", flush=True)
+            time.sleep(1)
+            mutex = ctypes.create_string_buffer(64)  # an operation that no handler of Python's comes into
+            for _ in range(2):
+                ctypes.CDLL(None).pthread_mutex_lock(mutex)
+        return self.head(self.embedding(input_ids))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a mutex of zeros is Linux's")
+def test_a_second_interrupt_ends_a_run_at_once_and_nothing_but_the_step_is_lost(place):
+    (place / "stuck.py").write_text(STUCK)
+    words = ["model=stuck:Stuck", "model_overrides={}", "sample_prompt=null", "micro_batch_size=4", "save_steps=1",
+             "save_total_limit=2", "data=dummy"]
+    command = [sys.executable, "-c", HEARD, "train", "mine.yaml", *words]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        limit = threading.Timer(60, process.kill)
+        limit.start()
+        try:
+            assert any(line == "long\n" for line in process.stdout)
+            process.send_signal(signal.SIGINT)
+            assert any(line.startswith("SIGINT: the run ends after this step") for line in process.stdout)
+            time.sleep(2)  # by then it is in that operation
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == -signal.SIGINT
+        finally:
+            limit.cancel()
+            process.kill()
+    assert [path.name[:5] for path in (place / "run" / "checkpoints").iterdir()] == ["step-"] * 2
 
 
 def test_help_loads_no_framework():

@@ -25,7 +25,7 @@ def run_train(name: str | None, overrides: Sequence[str] = (), training_argument
     training_arguments: a file of Hugging Face's, as of `recipe.lookup.load_recipe`.
     """
     console = LastingConsole(soft_wrap=True)
-    with Terminal(console) as terminal:
+    with _TrainingTerminal(console) as terminal:
         words = [*([name] if name else []), *overrides]
         if not words:
             raise RecipeError(f"RECIPE is missing: {RECIPES}")
@@ -53,6 +53,16 @@ def run_train(name: str | None, overrides: Sequence[str] = (), training_argument
         return 0
     console.print(f"stopped by {summary.stopped_by} at step {summary.steps}, saved; the same command resumes the run")
     return 128 + signal.Signals[summary.stopped_by]
+
+
+class _TrainingTerminal(Terminal):
+    """A Terminal after whose word on the first signal the system itself acts on the second Ctrl-C: Python would wait
+    for the end of an operation, such as a backward pass. What is written to disk bears that at any moment."""
+
+    def stopping(self, by: str) -> None:
+        super().stopping(by)
+        self.finished()  # gives a terminal its cursor back
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _show(console: Console, summary: Summary) -> None:

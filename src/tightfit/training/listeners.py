@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Self
 
 from rich.console import Console
@@ -35,6 +36,9 @@ class Listener:
 
     def stepped(self, step: int, loss: float, tokens_per_second: float) -> None:
         """A step has ended."""
+
+    def stopping(self, by: str) -> None:
+        """A signal, `by` its name, asks to stop after the step at hand. Called by its handler, amid anything."""
 
     def finished(self) -> None:
         """No more steps."""
@@ -105,6 +109,10 @@ class Terminal(Listener):
             self.message(f"step {step}/{self._steps}  {figures}  {left:.0f} s left")
         elif self._task is not None:
             self._bar.update(self._task, completed=step, figures=figures)
+
+    def stopping(self, by: str) -> None:
+        with suppress(RuntimeError):  # where it came amid another line
+            self.message(f"{by}: the run ends after this step, saved; Ctrl-C now ends it at once, without this step")
 
     def finished(self) -> None:
         self._bar.stop()

@@ -83,7 +83,7 @@ class TrainingLoop:
         recipe, state, profile = self.recipe, self.state, self.profile
         self.listener.started(state.step, recipe.max_steps)
         dispatched: DispatchedStep | None = None
-        with StopRequest() as stop, self.kept_when_out_of_memory(lambda: dispatched):
+        with StopRequest(self.listener.stopping) as stop, self.kept_when_out_of_memory(lambda: dispatched):
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
             self._remember(self.world.broadcast_from_rank0(lambda: self.log.evaluations))
             if self._evaluates_at(state.step) and self._evaluated_at != state.step:

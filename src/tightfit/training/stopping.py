@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
@@ -13,11 +14,13 @@ from tightfit.system import STOPPING
 class StopRequest:
     """A context manager that turns SIGTERM, SIGINT and SIGHUP into a flag. A second Ctrl-C interrupts at once.
 
-    Outside the main thread, where Python allows no handlers, it never asks to stop.
+    heard: called with the first signal's name. Outside the main thread, where Python allows no handlers, it never asks
+    to stop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[str], None]) -> None:
         self.signal: signal.Signals | None = None
+        self._heard = heard
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -34,4 +37,6 @@ class StopRequest:
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+        first, self.signal = self.signal is None, signal.Signals(number)
+        if first:
+            self._heard(self.signal.name)
