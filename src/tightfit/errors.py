@@ -33,7 +33,12 @@ def install_command(library: str) -> str:
 
 
 class TightfitError(Exception):
-    """Base of every error with a message written for the person running tightfit."""
+    """Base of every error with a message written for the person running tightfit.
+
+    status: the exit status of a program that it ends.
+    """
+
+    status = 2
 
 
 class RecipeError(TightfitError):
@@ -93,10 +98,7 @@ class LostProcess(TightfitError):
 
 
 class SaidElsewhere(TightfitError):
-    """An error that another process of the run says, or the one that started them all.
-
-    status: the exit status to end with, without a word.
-    """
+    """An error that another process of the run says, or the one that started them all; this one ends without a word."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text, status)
@@ -113,7 +115,7 @@ def ending(error: BaseException) -> tuple[str, int]:
         return "too many files are open for this process's limit; allow more by: ulimit -n 1024", 2
     if not isinstance(error, TightfitError):
         raise error
-    return str(error), 2
+    return str(error), error.status
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:

@@ -63,6 +63,44 @@ def test_a_run_that_is_ended_goes_on(tiny, tmp_path, how):
     assert [*logged_losses(folder)] == [*range(1, steps + 1)]
 
 
+NARROW = """\
+import os
+import torch
+from torch import nn
+
+
+class Narrow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head, self.calls = nn.Embedding(128, 8), nn.Linear(8, 128), 0
+
+    def forward(self, input_ids):
+        self.calls += 1
+        if os.environ.get("RANK") == "1" and len(input_ids) > 1 and self.calls > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 bytes")
+        return self.head(self.embedding(input_ids))
+"""
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_processes_of_which_one_runs_out_of_memory_go_on_together(tiny, tmp_path, monkeypatch, parallel):
+    (tmp_path / "narrow.py").write_text(NARROW)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    run = {**tiny, "model": "narrow:Narrow", "model_overrides": {}, "save_steps": 2, "batch_size": 16,
+           "max_steps": 6}  # fmt: skip
+    outputs = {}
+    for kind, words in (("none", ()), (parallel, ("parallel.processes=2",))):
+        process = start(run, tmp_path / kind, *words, parallel=kind)
+        outputs[kind], _ = process.communicate(timeout=120)
+        assert process.returncode == 0, outputs[kind]
+    assert outputs[parallel].count("Tried to allocate 9 bytes\n") == 2
+    said = [line for line in outputs[parallel].splitlines() if line.startswith("Going on from the newest checkpoint")]
+    assert ["micro_batch_size=2" in said[0], "micro_batch_size=1" in said[1]] == [True] * len(said)
+    assert "resuming from step 2 of 6" in outputs[parallel]
+    assert logged_losses(tmp_path / parallel) == pytest.approx(logged_losses(tmp_path / "none"), abs=2e-6)
+
+
 def test_what_cannot_be_is_said_once(tiny, tmp_path):
     for words, said in (((), "parallel.processes: on a processor nothing says how many"),
                         (("parallel.processes=2", "batch_size=64"), "fewer than one global batch of 64")):

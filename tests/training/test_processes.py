@@ -23,8 +23,8 @@ from tightfit.backends import load_backend
 from tightfit.backends.pytorch import state as module_of_states
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import joined
-from tightfit.backends.world import LaunchedProcess, launched_process
-from tightfit.errors import CheckpointError, DataError, LostProcess, ModelError, Refused, SaidElsewhere
+from tightfit.backends.world import LAUNCHER, LOST, OUT_OF_MEMORY, SAID, LaunchedProcess, launched_process
+from tightfit.errors import CheckpointError, DataError, LostProcess, ModelError, Refused, SaidElsewhere, TightfitError
 from tightfit.training.trainer import Trainer
 
 KINDS: dict[str, Any] = {"ddp": "ddp", "fsdp": "fsdp", "fsdp offloaded": {"name": "fsdp", "cpu_offload": True},
@@ -279,6 +279,42 @@ def test_an_error_of_all_is_said_by_one(run, tmp_path):
     assert sorted(in_processes(2, fail_once, values, said)) == [0, 2]
     assert said.read_text().splitlines() == [said.read_text().strip()]
     assert "fewer than one global batch" in said.read_text()
+
+
+def train_out_of_memory(values: dict[str, Any], said: Path) -> None:
+    """The second process finds no room in its third step."""
+    own = Step.forward
+
+    def forward(step: Step, global_batch: Any, number: int) -> Tensor:
+        if step.build.world.rank == 1 and step.steps == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 bytes")
+        return own(step, global_batch, number)
+
+    Step.forward = forward  # type: ignore[assignment, method-assign]
+    try:
+        Trainer(recipe=values).train()
+    except TightfitError as error:
+        if not isinstance(error, SaidElsewhere):
+            with said.open("a") as file:
+                file.write(f"{error}\n")
+        sys.exit(error.status)
+
+
+@each_kind
+@pytest.mark.parametrize(("changes", "ours", "status", "expected"), [
+    ({}, True, OUT_OF_MEMORY, "Tried to allocate 9 bytes"),
+    ({}, False, SAID, r"Tried to allocate 9 bytes\. Try: micro_batch_size=1 \(.*\); or .*"),
+    ({"recover": False}, True, SAID, r"Tried to allocate 9 bytes\. Try: micro_batch_size=1 \(.*\); or .*"),
+], ids=["goes on", "not of our launcher", "not wanted"])  # fmt: skip
+def test_memory_that_runs_out_in_one_process_ends_all_and_is_said_once(
+    run, tmp_path, monkeypatch, parallel, changes, ours, status, expected
+):
+    if ours:
+        monkeypatch.setenv(LAUNCHER, str(os.getpid()))
+    said = tmp_path / "said"
+    values = {**run, "save_steps": 1, "eval_steps": None, **changes, "parallel": parallel}
+    assert in_processes(2, train_out_of_memory, values, said) == [LOST, status]
+    assert re.fullmatch(rf"out of memory in the step: {expected}\n", said.read_text())
 
 
 class Spare(nn.Module):

@@ -14,16 +14,21 @@ T = TypeVar("T")
 
 LAUNCHER = "TIGHTFIT_LAUNCHER"
 """Environment variable that holds the id of the process of ours that started this one."""
+SAID, LOST, OUT_OF_MEMORY = 2, 3, 4
+"""Exit statuses of a process whose error was said, of one that lost the others, and of one that is to be started anew
+with what takes less memory."""
 
 
 class World:
     """The processes of a run, and this one's place among them: here one alone. Every method is called by all of them,
     in one order.
 
-    rank: this process's number; 0 is the one that writes and speaks. size: the number of processes.
+    rank: this process's number; 0 is the one that writes and speaks. size: the number of processes. restarts: whether
+    our own launcher started them, and does so again where one ends with OUT_OF_MEMORY.
     """
 
     rank, size = 0, 1
+    restarts = False
 
     def all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
         """The sum of each number over the processes."""

@@ -9,11 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tightfit.backends.world import launched_process
+from tightfit.backends.world import OUT_OF_MEMORY, launched_process
 from tightfit.errors import RecipeError, SaidElsewhere, TightfitError
 from tightfit.recipe.lookup import RECIPES, name_and_overrides
 from tightfit.techniques.parallel import ManyProcesses
 from tightfit.training.listeners import LastingConsole, Terminal
+from tightfit.training.run_folder import RunFolder
 from tightfit.training.summary import Summary
 from tightfit.training.trainer import Trainer
 
@@ -41,10 +42,15 @@ def run_train(name: str | None, overrides: Sequence[str] = (), training_argument
         parallel = trainer.recipe.parallel
         if place is None and isinstance(parallel, ManyProcesses) and trainer.recipe.backend.runs_torch:
             from tightfit.backends.pytorch.launch import launch, process_count  # for several processes alone
+            from tightfit.training.recovery import start_anew
 
-            count = process_count(parallel, trainer.backend.device(trainer.recipe))
+            device = trainer.backend.device(trainer.recipe)
+            count = process_count(parallel, device)
             options = [] if training_arguments is None else ["--training-args", str(training_arguments)]
-            return launch(["tightfit", "train", name, *overrides, *options], count)
+            words = ["tightfit", "train", name, *overrides, *options]
+            while (status := launch(words, count)) == OUT_OF_MEMORY:
+                words += start_anew(RunFolder(trainer.path), device, terminal.message)
+            return status
         summary = trainer.train()
     if isinstance(parallel, ManyProcesses) and place is not None and place.rank:
         console.quiet = True

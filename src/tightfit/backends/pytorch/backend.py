@@ -19,8 +19,8 @@ from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.step import Step
-from tightfit.backends.pytorch.world import SAID, joined, not_started
-from tightfit.backends.world import ALONE, LaunchedProcess, World, launched_process
+from tightfit.backends.pytorch.world import joined, not_started
+from tightfit.backends.world import ALONE, SAID, LaunchedProcess, World, launched_process
 from tightfit.devices import Device
 from tightfit.errors import Refused, SaidElsewhere, TightfitError
 from tightfit.recipe import Recipe

@@ -16,8 +16,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from tightfit.backends.pytorch.world import LOST, SAID
-from tightfit.backends.world import LAUNCHER
+from tightfit.backends.world import LAUNCHER, LOST, OUT_OF_MEMORY, SAID
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.system import KILLED, STOPPING, cores
@@ -101,7 +100,7 @@ def _status(codes: dict[int, int], processes: int) -> int:
     """The exit status of processes that ended badly, said where none of them could. codes: exit statuses by rank."""
     if not codes:
         return 0
-    for named in (SAID, *sorted(code for code in codes.values() if code > STOPPED)):
+    for named in (OUT_OF_MEMORY, SAID, *sorted(code for code in codes.values() if code > STOPPED)):
         if named in codes.values():
             return named
     goes_on = "the same command goes on from the newest checkpoint"

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from tightfit.backends.world import LAUNCHER, LaunchedProcess, World
+from tightfit.backends.world import LAUNCHER, LOST, LaunchedProcess, World
 from tightfit.errors import LostProcess, Refused, SaidElsewhere, TightfitError, one_line
 from tightfit.system import end_with
 
@@ -25,8 +25,6 @@ T = TypeVar("T")
 
 CONNECT = timedelta(seconds=120)
 """Seconds that a process waits for the others to start."""
-SAID, LOST = 2, 3
-"""Exit statuses of a process whose error was said, and of one that lost the others."""
 SPOKEN = "tightfit/spoken"
 """The store's count of processes that had an error to say."""
 
@@ -59,6 +57,7 @@ class TorchWorld(TensorWorld):
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.restarts = LAUNCHER in os.environ
 
     def all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
         return self._reduced(numbers, dist.ReduceOp.SUM)
@@ -140,7 +139,7 @@ def joined(place: LaunchedProcess, device: str, timeout: float) -> Iterator[Torc
     except TightfitError as error:
         lost = isinstance(error, LostProcess)
         if (lost and LAUNCHER in os.environ) or not _first_to_speak(store):
-            raise SaidElsewhere(str(error), LOST if lost else SAID) from error
+            raise SaidElsewhere(str(error), LOST if lost else error.status) from error
         raise
     finally:
         gc.collect()  # DistributedDataParallel must not be the last to hold the group, which it would end unyieldingly
