@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from tests.training.runs import logged_losses
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.step import Step
+from tightfit.backends.pytorch.techniques import compile as compile_technique
 from tightfit.devices import find_device
 from tightfit.errors import OutOfMemory
 from tightfit.recipe import Recipe
@@ -23,8 +29,10 @@ from tightfit.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
-WAYS = {"plain": {}, "by block": {"accumulation": "by-block", "update": "with-forward"}, "in backward": {
-    "accumulation": "by-block", "update": "in-backward", "max_grad_norm": 0}}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {}, "by block": {"accumulation": "by-block", "update": "with-forward"},
+    "in backward": {"accumulation": "by-block", "update": "in-backward", "max_grad_norm": 0},
+}
 
 
 class Said(Listener):
@@ -113,21 +121,29 @@ def same_files(one: Path, other: Path) -> bool:
     return first == second
 
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
+    "packed": {"tokenizer": "train", "vocab_size": 300, "max_grad_norm": 0.05},
+    "packed by block": {"tokenizer": "train", "vocab_size": 300, **WAYS["by block"]},
     "lora": {"trainable": "lora"},
     "dora beside nf4": {"trainable": {"name": "dora", "rank": 4}, "base": "nf4"},
+    "lora beside nf4 by block": {"trainable": "lora", "base": "nf4", **WAYS["by block"]},
     "fp16": {"precision": "fp16"},
     "experts": {"model": "moe-tiny", "model_overrides": {"num_hidden_layers": 1}},
-    "classes": {"model": "bert-base", "task": "sequence-classification", "model_overrides": {
+    "classes": {"model": "bert-base", "task": "sequence-classification", "batch_size": 7, "data": {
+        "source": "dummy", "samples": 18}, "model_overrides": {
         "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32,
         "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("phase", [Phase.BACKWARD, "evaluation", "export"], ids=str)
+@pytest.mark.parametrize("phase", [Phase.BACKWARD, Phase.OPTIMIZER, "evaluation", "export"], ids=str)
 def test_what_is_trained_otherwise_goes_on_too(run, tmp_path, monkeypatch, phase, kind):
     values = {**run, **KINDS[kind], "max_steps": 3, "eval_steps": 2}
+    if kind.startswith("packed"):
+        lines = [json.dumps({"text": f"{number} is a number, " * (1 + number % 3)}) for number in range(200)]
+        (tmp_path / "documents.jsonl").write_text("\n".join(lines))
+        values["data"] = str(tmp_path / "documents.jsonl")
     plain, _ = trained({**values, "output_dir": str(tmp_path / "plain")})
     no_room(monkeypatch, phase, 1)
     summary, (said,) = trained(values)
@@ -178,6 +194,64 @@ def test_a_run_that_needs_more_than_a_smaller_micro_batch_recomputes(run, monkey
         "micro_batch_size=2", "micro_batch_size=1", "checkpointing=selective"]
 
 
+@pytest.fixture
+def models(monkeypatch):
+    """References to the models that were built, each after the memory of the one before was given back."""
+    made, build = [], PytorchBackend.build
+
+    def building(backend, *args):
+        assert not any(model() is not None for model in made)
+        built = build(backend, *args)
+        made.append(weakref.ref(built.model))
+        return built
+
+    monkeypatch.setattr(PytorchBackend, "build", building)
+    return made
+
+
+def test_the_memory_of_the_step_that_failed_is_given_back_first(run, models, monkeypatch):
+    no_room(monkeypatch, Phase.BACKWARD, 1)
+    trained(run)
+    assert len(models) == 2
+
+
+@pytest.fixture
+def nothing_compiled():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize(("name", "number"), [("per-block", 0), ("per-block", 1), ("per-block", 2), ("whole", 0)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiler_that_finds_no_room_compiles_anew_at_half_the_micro_batch(run, models, monkeypatch, name, number):
+    """In compiling the first forward or backward pass, or a forward pass without gradients."""
+    run |= {"compile": name, "max_steps": 3, "eval_steps": 2}
+    rows, failures = set[str](), iter(range(1))
+
+    def compiler(of: int):
+        def compiled(graph, inputs):
+            given = [x for x in inputs if isinstance(x, Tensor) and (x.dim() == 3 or x.dtype == torch.int64)]
+            rows.update(str(x.shape[0]) for x in given)
+            if of == number and next(failures, None) is not None:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 bytes")
+            return make_boxed_func(graph)
+
+        return compiled
+
+    backend = aot_autograd(fw_compiler=compiler(0), bw_compiler=compiler(1), inference_compiler=compiler(2))
+    monkeypatch.setattr(compile_technique, "_arguments", lambda *_: {"backend": backend})
+    plain, _ = trained({**run, "compile": "off", "output_dir": run["output_dir"] + "-plain"})
+    del models[:]
+    summary, (said,) = trained(run)
+    assert len(models) == 2
+    assert "Tried to allocate 9 bytes. Going on from" in said
+    assert "with micro_batch_size=2" in said
+    assert summary.losses == pytest.approx(plain.losses, abs=1e-5)
+    assert {"4", "2"} <= rows  # and not for any number of rows
+
+
 def test_a_run_whose_weights_are_the_callers_own_goes_on(run, tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM
 
@@ -217,18 +291,3 @@ def test_blocks_in_host_memory_come_last():
     assert change == ["offload=host accumulation=by-block update=with-forward", "blocks in host memory"]
     assert streamed == recipe.override(**STREAMED)
     assert less_memory(streamed, card) is None
-
-
-def test_the_memory_of_the_step_that_failed_is_given_back_first(run, monkeypatch):
-    models, build = [], PytorchBackend.build
-
-    def building(backend, *args):
-        assert not any(model() is not None for model in models)
-        made = build(backend, *args)
-        models.append(weakref.ref(made.model))
-        return made
-
-    monkeypatch.setattr(PytorchBackend, "build", building)
-    no_room(monkeypatch, Phase.BACKWARD, 1)
-    trained(run)
-    assert len(models) == 2

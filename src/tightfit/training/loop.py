@@ -126,8 +126,10 @@ class TrainingLoop:
             found.step = self.state.step
             if self.recipe.recover and self.step.intact and self.world.size == 1:
                 found.held = self.step.held_memory()
-                for failed in (error.__context__, error):  # whose frames hold the tensors of the step that failed
-                    clear_frames(failed.__traceback__ if failed else None)
+                failed: BaseException | None = error
+                while failed is not None:  # whose frames hold the tensors of the step that failed
+                    clear_frames(failed.__traceback__)
+                    failed = failed.__context__
                 if (last := unread()) is not None and last.number > len(self.state.losses) + self.state.first_step:
                     self._record(last)
                 with suppress(OutOfMemory):

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor import compile_fx
+from torch._inductor.exc import InductorError
 
 from tests.architectures import tiny_model
 from tests.benchmark_modules import benchmark
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.errors import cause, is_models_own
+from tightfit.backends.pytorch.errors import cause, is_models_own, memory_guard
 from tightfit.backends.pytorch.simulate.inference import predict_inference
 from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.devices import Device
-from tightfit.errors import ModelError
+from tightfit.errors import ModelError, OutOfMemory
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.tasks import global_batch_of
@@ -152,6 +154,40 @@ def test_a_tensor_too_large_to_count_is_told_as_the_length(
     finally:
         logger.removeHandler(caplog.handler)
     assert [record for record in caplog.records if record.name == logger.name] == []
+
+
+NO_ROOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 bytes. GPU 0 has no more")
+
+
+def raised_from(cause: Exception) -> Exception:
+    error = ValueError("a kernel failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (NO_ROOM, "Tried to allocate 9 bytes"),
+    (BackendCompilerFailed(print, NO_ROOM, None), "Tried to allocate 9 bytes"),
+    (BackendCompilerFailed(print, InductorError(NO_ROOM, None), None), "Tried to allocate 9 bytes"),
+    (raised_from(raised_from(NO_ROOM)), "Tried to allocate 9 bytes"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "tried to allocate 9"),
+    (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronous"), "CUDA error: out of memory"),
+    (RuntimeError("Triton Error [CUDA]: out of memory"), "Triton Error"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "ALLOC_FAILED"),
+])  # fmt: skip
+def test_an_allocators_error_is_found_in_what_was_raised_because_of_it(error: Exception, said: str) -> None:
+    with pytest.raises(OutOfMemory, match=rf"^out of memory in a step: .*{said}"), memory_guard(lambda: "a step"):
+        raise error
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("out of resource: shared memory, Required: 147456, Hardware limit: 101376"),
+    raised_from(KeyError("a")),
+])  # fmt: skip
+def test_what_no_allocator_raised_is_left_alone(error: Exception) -> None:
+    with pytest.raises(type(error)) as found, memory_guard(lambda: "a step"):
+        raise error
+    assert found.value is error
 
 
 def test_the_cause_of_what_a_compiler_wraps() -> None:

@@ -23,8 +23,8 @@ INSTALLED = ("site-packages", "dist-packages")
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
 """Modules of the exceptions that torch.compile raises of its own."""
 
-CPU_ALLOCATOR = "can't allocate memory"
-"""Text of the CPU allocator's error; it raises a plain RuntimeError."""
+NO_ROOM = ("can't allocate memory", "CUDA error: out of memory", "[CUDA]: out of memory", "STATUS_ALLOC_FAILED")
+"""Texts of plain RuntimeErrors of who finds no memory: the CPU's allocator, CUDA itself, Triton, CUDA's libraries."""
 ASKED = "ried to allocate"
 """Part of the sentence in which each device's allocator says how much was asked for; it is not the first."""
 NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
@@ -114,8 +114,17 @@ def _is_a_models(file: str) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error is an allocator's, of the device or of the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
+    """Whether the error is an allocator's, of the device or of the CPU, or was raised because of one."""
+    return _allocators_error(error) is not None
+
+
+def _allocators_error(error: BaseException) -> BaseException | None:
+    """The innermost allocator's error of those that an error is, was raised from, or had torch.compile wrap in it."""
+    inner = getattr(error, "inner_exception", None) or error.__cause__
+    if isinstance(inner, BaseException) and (found := _allocators_error(inner)):
+        return found
+    own = isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in NO_ROOM)
+    return error if own else None
 
 
 @contextmanager
@@ -123,10 +132,11 @@ def memory_guard(doing: Callable[[], str]) -> Iterator[None]:
     """Turn the device's out-of-memory error into ours, naming what `doing` says was under way. Raises OutOfMemory."""
     try:
         yield
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
+    except Exception as error:
+        found = _allocators_error(error)
+        if found is None:
             raise
-        sentences = " ".join(str(error).split()).split(". ")
+        sentences = " ".join(str(found).split()).split(". ")
         said = next((sentence for sentence in sentences if ASKED in sentence), sentences[0])
         raise OutOfMemory(f"out of memory in {doing()}: {said}") from None
 

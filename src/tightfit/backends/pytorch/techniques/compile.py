@@ -9,6 +9,7 @@ from typing import Any
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.checkpointing.recomputation import compile_module
+from tightfit.errors import OutOfMemory
 from tightfit.techniques.compile import PerBlock, WholeModel
 
 VARIANTS = 64
@@ -21,20 +22,26 @@ def per_block(technique: PerBlock, build: Build) -> Build:
     for stack in build.stacks:
         for block in stack:
             compile_module(block, **_arguments(technique, build))
-    return replace(build, settings=(*build.settings, _many_variants))
+    return replace(build, settings=(*build.settings, _compiling))
 
 
 def whole_model(technique: WholeModel, build: Build) -> Build:
     compile_module(build.model, **_arguments(technique, build))
-    return build
+    return replace(build, settings=(*build.settings, _compiling))
 
 
 @contextmanager
-def _many_variants() -> Iterator[None]:
+def _compiling() -> Iterator[None]:
+    """Many variants are kept, but none after an OutOfMemory: CUDA graphs would keep their memory, and a second size of
+    micro-batch would be compiled for any size."""
     import torch._dynamo.config  # the compiler takes seconds to import
 
-    with torch._dynamo.config.patch(recompile_limit=VARIANTS):
-        yield
+    try:
+        with torch._dynamo.config.patch(recompile_limit=VARIANTS):
+            yield
+    except OutOfMemory:
+        torch._dynamo.reset()
+        raise
 
 
 def _arguments(technique: PerBlock | WholeModel, build: Build) -> dict[str, Any]:
