@@ -86,3 +86,25 @@ def test_one_recipe_alone_is_refused(recipes, run, words, says):
     status, out, err = run("compare", *words, *["batch_size=8"] * ("=" in words[0]), "--gpu", "l4")
     assert (status, out) == (2, "")
     assert says in err
+
+
+def test_two_models_are_compared(recipes, run):
+    other = ("model=bert-base", "task=masked-lm", "model_overrides={num_hidden_layers: 1}")
+    _, out, _ = run("compare", recipes[0], *other, "--gpu", "l4", "--json")
+    found = json.loads(out)
+    assert found["changes"]["model"] == ["gpt2", "bert-base"]
+    assert found["changes"]["task"] == ["causal-lm", "masked-lm"]
+    first, second = found["memory at the peak"]["weights"]
+    assert second > 100 * first
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["precision=fp8"], "a.yaml precision=fp8: precision: fp8 products need compute capability 8.9"),
+    (["precision=fp7"], "a.yaml precision=fp7: precision: 'fp7' is not known"),
+    (["nothing.yaml"], "nothing.yaml: no such recipe file"),
+])
+def test_the_recipe_that_cannot_be_planned_is_named(recipes, run, words, says):
+    status, out, err = run("compare", recipes[0], *words, "--gpu", "rtx-3090")
+    assert (status, out) == (2, "")
+    assert says in err
+    assert ("predicting a step" in err) == (words == ["precision=fp8"])  # both are read before either is predicted

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 
 from rich import box
@@ -17,17 +17,19 @@ from tightfit import text
 from tightfit.backends import load_backend
 from tightfit.devices import Device
 from tightfit.display.memory_bar import NAMES
-from tightfit.errors import RecipeError
+from tightfit.errors import RecipeError, UnknownRecipe
 from tightfit.planner import target_for
 from tightfit.planning.costs import Memory
 from tightfit.planning.estimate import Margin, fit, settings_of
 from tightfit.planning.standard_tools import standard_tools
+from tightfit.planning.targets import Target
 from tightfit.planning.timing.step_time import step_time
 from tightfit.planning.timing.uncertainty import Work
 from tightfit.profiling.measure import predicted_profile
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.report.compare import ORIGIN, PEAK, Pair, headlines, pairs, phase_pairs, recipe_changes
 from tightfit.profiling.step import op_class, steps_of
+from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe
 from tightfit.recipe.resume import differences
 from tightfit.training.listeners import Terminal
@@ -66,8 +68,7 @@ def run_compare(
     if "=" in name:
         raise RecipeError(f"RECIPE is missing before {name}; write the recipe that is changed")
     with Terminal(Console(stderr=True, soft_wrap=True)) as terminal, redirect_stdout(sys.stderr):
-        sides = [_side(each, fields, gpu, gpu_memory, terminal.message)
-                 for each, fields in ((name, ()), (other, overrides))]
+        sides = _sides([(name, ()), (other, overrides)], gpu, gpu_memory, terminal.message)
     ours, theirs = (side.profile for side in sides)
     memories = _memory(ours), _memory(theirs)
     waits = _waits(*sides)
@@ -94,11 +95,34 @@ def run_compare(
         console.print(_table(title, [_row(pair, written) for pair in rows]))
 
 
-def _side(
-    name: str, fields: Sequence[str], gpu: str | None, gpu_memory: str | None, log: Callable[[str], None]
-) -> Side:
-    target = target_for(load_recipe(name, fields), gpu, gpu_memory)
-    asked = load_recipe(name, fields, cuda=target.device.kind == "cuda")
+def _sides(
+    recipes: Sequence[tuple[str, Sequence[str]]], gpu: str | None, gpu_memory: str | None, log: Callable[[str], None]
+) -> list[Side]:
+    """Each recipe, given by its name and the fields to set in it, predicted; all are read first. Raises RecipeError
+    that begins with the recipe that cannot be read or planned."""
+    asked, sides = list[tuple[Recipe, Target]](), list[Side]()
+    for name, fields in recipes:
+        with _naming(name, fields):
+            recipe = load_recipe(name, fields)
+        target = target_for(recipe, gpu, gpu_memory)
+        asked.append((load_recipe(name, fields, cuda=target.device.kind == "cuda"), target))
+    for (name, fields), (recipe, target) in zip(recipes, asked, strict=True):
+        with _naming(name, fields):
+            sides.append(_side(recipe, target, log))
+    return sides
+
+
+@contextmanager
+def _naming(name: str, fields: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
+    except UnknownRecipe:
+        raise
+    except RecipeError as error:
+        raise RecipeError(f"{' '.join([name, *fields])}: {str(error).removeprefix(f'{name}: ')}") from None
+
+
+def _side(asked: Recipe, target: Target, log: Callable[[str], None]) -> Side:
     profile, _ = predicted_profile(asked, target, log)
     assert profile.predicted is not None
     recipe = profile.recipe
