@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.training.runs import logged_losses
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.techniques import compile as compile_technique
+from tightfit.backends.pytorch.techniques.loss import of_logits
 from tightfit.devices import find_device
 from tightfit.errors import OutOfMemory
 from tightfit.recipe import Recipe
@@ -154,6 +157,19 @@ def test_what_is_trained_otherwise_goes_on_too(run, tmp_path, monkeypatch, phase
     assert same_files(tmp_path / "plain", Path(run["output_dir"]))
 
 
+def test_evaluation_that_finds_no_room_for_its_first_sum_is_recovered_from(run, monkeypatch):
+    made, failures = of_logits.Tally.__init__, iter(range(1))
+
+    def counting(*arguments, **named):
+        if next(failures, None) is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 bytes")
+        made(*arguments, **named)
+
+    monkeypatch.setattr(of_logits.Tally, "__init__", counting)
+    _, (said,) = trained(run)
+    assert said.startswith("out of memory in evaluation: Tried to allocate 9 bytes. Going on from step 3 with")
+
+
 @pytest.mark.parametrize("times", [2, 100])
 def test_what_cannot_be_saved_is_trained_again_from_what_could(run, monkeypatch, times):
     no_room(monkeypatch, "saving", 3, times)
@@ -250,6 +266,23 @@ def test_a_compiler_that_finds_no_room_compiles_anew_at_half_the_micro_batch(run
     assert "with micro_batch_size=2" in said
     assert summary.losses == pytest.approx(plain.losses, abs=1e-5)
     assert {"4", "2"} <= rows  # and not for any number of rows
+
+
+def test_a_run_that_is_asked_to_stop_in_the_step_that_fails_stops(run, tmp_path, monkeypatch):
+    plain, _ = trained({**run, "output_dir": str(tmp_path / "plain")})
+    no_room(monkeypatch, Phase.BACKWARD, 3)
+    fail = Step.enter
+
+    def entering(step, phase, doing):
+        if phase is Phase.BACKWARD and step.steps == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        fail(step, phase, doing)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "enter", entering)
+        summary, said = trained(run)
+    assert (summary.stopped_by, summary.steps, said) == ("SIGTERM", 3, [])
+    assert trained(run)[0].losses == plain.losses[3:]
 
 
 def test_a_run_whose_weights_are_the_callers_own_goes_on(run, tmp_path, monkeypatch):

@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from tightfit.backends.base import GlobalBatchSource, Step, StepResult
 from tightfit.backends.world import ALONE, World
-from tightfit.errors import CheckpointError, NonFiniteLoss, OutOfMemory
+from tightfit.errors import CheckpointError, OutOfMemory
 from tightfit.metrics import evaluation_metrics, metrics_of, metrics_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, GlobalBatch
@@ -22,7 +21,7 @@ from tightfit.training.listeners import Listener
 from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate, length_field
-from tightfit.training.state import DispatchedStep, Interval, OutOfMemoryInLoop, TrainerState
+from tightfit.training.state import DispatchedStep, Interval, OutOfMemoryInLoop, TrainerState, forget_frames, not_finite
 from tightfit.training.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class TrainingLoop:
         recipe, state, profile = self.recipe, self.state, self.profile
         self.listener.started(state.step, recipe.max_steps)
         dispatched: DispatchedStep | None = None
-        with StopRequest(self.listener.stopping) as stop, self.kept_when_out_of_memory(lambda: dispatched):
+        with StopRequest(self.listener.stopping) as stop, self.kept_when_out_of_memory(lambda: dispatched, stop):
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
             self._remember(self.world.broadcast_from_rank0(lambda: self.log.evaluations))
             if self._evaluates_at(state.step) and self._evaluated_at != state.step:
@@ -115,10 +114,12 @@ class TrainingLoop:
         return state
 
     @contextmanager
-    def kept_when_out_of_memory(self, unread: Callable[[], DispatchedStep | None]) -> Iterator[None]:
+    def kept_when_out_of_memory(
+        self, unread: Callable[[], DispatchedStep | None] = lambda: None, stop: StopRequest | None = None
+    ) -> Iterator[None]:
         """Around the loop, and what follows it: an OutOfMemory says of the steps taken how many they were. They are
         saved where memory allows it once that of the failed one is given back. unread: the last of them, where it still
-        is. Raises OutOfMemoryInLoop."""
+        is. Raises OutOfMemoryInLoop, but not where `stop` was asked for and they are saved."""
         try:
             yield
         except OutOfMemory as error:
@@ -126,15 +127,15 @@ class TrainingLoop:
             found.step = self.state.step
             if self.recipe.recover and self.step.intact and self.world.size == 1:
                 found.held = self.step.held_memory()
-                failed: BaseException | None = error
-                while failed is not None:  # whose frames hold the tensors of the step that failed
-                    clear_frames(failed.__traceback__)
-                    failed = failed.__context__
+                forget_frames(error)  # which hold the tensors of the step that failed
                 if (last := unread()) is not None and last.number > len(self.state.losses) + self.state.first_step:
                     self._record(last)
                 with suppress(OutOfMemory):
                     self.save()
                     found.state = self.state
+                    if stop is not None and stop.signal:
+                        self.state.stopped_by = stop.signal.name
+                        return
             raise found from None
 
     def _remember(self, evaluations: Sequence[dict[str, Any]]) -> None:
@@ -212,7 +213,7 @@ class TrainingLoop:
             what = f"loss scaling has skipped {self._skips} steps up to step {dispatched.number}: fp16 overflows"
         if what is not None:
             what += f" (batch: {dispatched.global_batch.origin}); nothing was saved since"
-            raise _not_finite(what, self.recipe, "; or look at that batch")
+            raise not_finite(what, self.recipe, "; or look at that batch")
 
     def _write_line(self, dispatched: DispatchedStep, result: StepResult) -> None:
         seen, self._interval = self._interval, Interval()
@@ -279,7 +280,7 @@ class TrainingLoop:
         if self._saved_at == step:
             return
         if not self.step.is_finite():
-            raise _not_finite(f"the weights of step {step} are not finite; they were not saved", self.recipe)
+            raise not_finite(f"the weights of step {step} are not finite; they were not saved", self.recipe)
         seen = self._interval
         loop = {"interval": seen.kept(), "tokens_seen": self.state.tokens_seen,
                 "data": checkpoints.data_signature(self.source)}
@@ -294,9 +295,3 @@ class TrainingLoop:
         if self.world.rank == 0:
             best = None if self.best is None else self.best.step
             checkpoints.prune(self.folder.checkpoints, self.recipe.save_total_limit, best)
-
-
-def _not_finite(what: str, recipe: Recipe, also: str = "") -> NonFiniteLoss:
-    from tightfit.planning.suggestions import stability_suggestions
-
-    return NonFiniteLoss(f"{what}. Try {'; or '.join(stability_suggestions(recipe))}{also}")

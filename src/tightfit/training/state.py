@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from traceback import clear_frames
 from types import MappingProxyType
 from typing import Any
 
 from tightfit.backends.base import Metric, PendingResult, StepResult
-from tightfit.errors import OutOfMemory
+from tightfit.errors import NonFiniteLoss, OutOfMemory
+from tightfit.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,20 @@ class OutOfMemoryInLoop(OutOfMemory):
     step: int
     state: TrainerState | None = None
     held: Mapping[str, int] = MappingProxyType({})
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Clear the frames that raised an error, and those of the errors that came before it."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__context__
+
+
+def not_finite(what: str, recipe: Recipe, also: str = "") -> NonFiniteLoss:
+    """The error of a run whose numbers are not finite, with ways out."""
+    from tightfit.planning.suggestions import stability_suggestions
+
+    return NonFiniteLoss(f"{what}. Try {'; or '.join(stability_suggestions(recipe))}{also}")
 
 
 @dataclass

@@ -226,7 +226,7 @@ class Trainer:
     def _finish(self, loop: TrainingLoop, session: Session, data: Prepared, began: float) -> Summary:
         """Write the model of a loop that ended, a sample of its text, and the summary."""
         step, folder, world, log = loop.step, loop.folder, loop.world, self.listener.message
-        with loop.kept_when_out_of_memory(lambda: None):
+        with loop.kept_when_out_of_memory():
             if loop.recipe.load_best_model_at_end:
                 from tightfit.training.best_checkpoint import load_best  # for these alone
 

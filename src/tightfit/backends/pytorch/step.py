@@ -180,11 +180,11 @@ class Step:
         """The sums over `global_batches`, in the evaluation's format, with nothing learned."""
         build = self.build
         build.model.eval()
-        loss, count = torch.zeros((), dtype=torch.float64, device=build.torch_device), 0
-        tally = Tally(build.torch_device, classes=build.task.predicts == "class")
         try:
             self._flush("evaluation")
             with self._running("evaluation"), build.evaluation_weights():
+                loss, count = torch.zeros((), dtype=torch.float64, device=build.torch_device), 0
+                tally = Tally(build.torch_device, classes=build.task.predicts == "class")
                 for global_batch in global_batches:
                     made = global_batch
                     if not isinstance(made, TensorGlobalBatch):
