@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,13 +63,14 @@ def run_train(name: str | None, overrides: Sequence[str] = (), training_argument
 
 
 class _TrainingTerminal(Terminal):
-    """A Terminal after whose word on the first signal the system itself acts on the second Ctrl-C: Python would wait
-    for the end of an operation, such as a backward pass. What is written to disk bears that at any moment."""
+    """A Terminal that ends the process at the second Ctrl-C, for which Python would wait to the end of an operation
+    such as a backward pass. What is written to disk bears that at any moment."""
 
-    def stopping(self, by: str) -> None:
-        super().stopping(by)
-        self.finished()  # gives a terminal its cursor back
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    def stopping(self, by: str, again: bool) -> None:
+        super().stopping(by, again)
+        if again:
+            self.finished()  # gives a terminal its cursor back
+            os._exit(128 + signal.SIGINT)
 
 
 def _show(console: Console, summary: Summary) -> None:

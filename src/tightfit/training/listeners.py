@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import Self
 
 from rich.console import Console
@@ -37,8 +36,9 @@ class Listener:
     def stepped(self, step: int, loss: float, tokens_per_second: float) -> None:
         """A step has ended."""
 
-    def stopping(self, by: str) -> None:
-        """A signal, `by` its name, asks to stop after the step at hand. Called by its handler, amid anything."""
+    def stopping(self, by: str, again: bool) -> None:
+        """A signal, `by` its name, asks to stop after the step at hand; again: a Ctrl-C after one. Called by a thread
+        of its own."""
 
     def finished(self) -> None:
         """No more steps."""
@@ -110,8 +110,8 @@ class Terminal(Listener):
         elif self._task is not None:
             self._bar.update(self._task, completed=step, figures=figures)
 
-    def stopping(self, by: str) -> None:
-        with suppress(RuntimeError):  # where it came amid another line
+    def stopping(self, by: str, again: bool) -> None:
+        if not again:
             self.message(f"{by}: the run ends after this step, saved; Ctrl-C now ends it at once, without this step")
 
     def finished(self) -> None:

@@ -103,7 +103,7 @@ def test_workers_for_whose_pipes_there_is_no_room_are_refused(build):
 
 
 def test_signals_to_stop_are_the_training_process_own(build):
-    with StopRequest(lambda by: None):
+    with StopRequest(lambda by, again: None):
         made = global_batches(build, Source(), workers=1)
         worker = int(next(made).origin)
         assert worker != os.getpid()
