@@ -38,6 +38,11 @@ def test_a_torch_that_does_not_load_stops_training():
     assert "libcudart" in one(readings, "software.torch", "problem").sentence
 
 
+def test_a_cudnn_that_does_not_load_stops_training():
+    readings = recorded("healthy", software={"cudnn": None, "broken": {"cudnn": "cuDNN version incompatibility"}})
+    assert "incompatibility" in one(readings, "software.broken", "problem").sentence
+
+
 def test_libraries_that_do_not_go_together():
     readings = recorded("old-card")
     assert one(readings, "software.conflicts[0]").action == "pip install 'triton==3.7.0'"

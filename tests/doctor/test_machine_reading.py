@@ -170,3 +170,13 @@ def test_a_torch_that_cannot_load_is_a_reading(monkeypatch):
     assert found.torch is None
     assert "torch" in found.broken
     assert gpus == ()
+
+
+def test_a_cudnn_that_cannot_load_is_a_reading(monkeypatch):
+    def version():
+        raise RuntimeError("cuDNN version incompatibility: PyTorch was compiled against (9, 20, 0)")
+
+    monkeypatch.setattr("torch.backends.cudnn.version", version)
+    found, _ = machine.read_software()
+    assert found.cudnn is None
+    assert found.broken["cudnn"].startswith("cuDNN version incompatibility")

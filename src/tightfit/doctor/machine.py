@@ -165,16 +165,21 @@ def read_software() -> tuple[Software, tuple[Gpu, ...]]:
             torch.ones(1, device="cuda").add_(1).item()  # shows what no version does: a card that is full or broken
         except RuntimeError as error:
             problem = _one_line(error)
+    broken, cudnn = _broken(libraries), None
+    try:
+        cudnn = torch.backends.cudnn.version()
+    except RuntimeError as error:  # it finds an older one than it was built with
+        broken["cudnn"] = _one_line(error)
     measured = calibration.load(gpus[0].name if gpus else "CPU", threads=0 if gpus else torch.get_num_threads())
     return Software(
         **common,
         torch=str(torch.__version__),
         torch_cuda=torch.version.cuda,
-        cudnn=torch.backends.cudnn.version(),
+        cudnn=cudnn,
         cuda_devices=torch.cuda.device_count() if usable else 0,
         cuda_uuids=tuple(gpu.uuid for gpu in gpus if gpu.uuid is not None),
         cuda_error=problem,
-        broken=_broken(libraries),
+        broken=broken,
         calibrated=None if measured is None else measured.date or "earlier",
     ), gpus
 

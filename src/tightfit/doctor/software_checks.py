@@ -161,6 +161,9 @@ def check_torch(software: Software, say: FindingBuilder, readings: Readings) -> 
                   f"take predictions with care, or pip install 'torch=={last}.*'")
     else:
         yield say("ok", "torch", sentence)
+    if said := software.broken.get("cudnn"):
+        yield say("problem", "broken", f"cuDNN does not load: {said}",
+                  "unset LD_LIBRARY_PATH where it names another cuDNN, or install PyTorch again", value=said)
 
 
 def check_libraries(software: Software, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
@@ -171,7 +174,7 @@ def check_libraries(software: Software, say: FindingBuilder, readings: Readings)
                   f"{conflict.wants}, and {conflict.installed} is installed: {conflict.library} may fail or fall back "
                   "to slow paths", f"pip install '{conflict.wants}'", value=conflict.installed)
     for name, said in software.broken.items():
-        if name == "torch" or (name == "torchao" and software.torch_cuda is None):
+        if name in ("torch", "cudnn") or (name == "torchao" and software.torch_cuda is None):
             continue  # torchao's wheels hold CUDA kernels, which a PyTorch without CUDA rightly leaves out
         yield say("advice", "broken", f"{name} {software.libraries.get(name, '')} does not load whole: {said}",
                   f"install the {name} that was built for PyTorch {software.torch}: pip install --force-reinstall "
