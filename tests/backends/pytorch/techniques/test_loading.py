@@ -7,6 +7,8 @@ import os
 import pickle
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -113,6 +115,21 @@ def test_signals_to_stop_are_the_training_process_own(build):
         os.kill(worker, signal.SIGTERM)  # the handler that a fork inherits would go on
         with pytest.raises(RuntimeError, match="DataLoader worker"):
             list(made)
+
+
+SCRIPT = """
+import tightfit
+summary = tightfit.Trainer(recipe={values!r}).train()
+print("steps:", summary.steps)
+"""
+
+
+def test_a_script_that_guards_nothing_trains_with_workers(tiny, tmp_path):
+    """From Python 3.14 on, multiprocessing's default start method would run it again in each worker."""
+    values = {**tiny, "max_steps": 2, "loading": {"workers": 1}}
+    (tmp_path / "script.py").write_text(SCRIPT.format(values=values))
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+    assert done.stdout == "steps: 2\n", done.stderr
 
 
 @pytest.mark.gpu

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from multiprocessing import get_all_start_methods, get_start_method
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -65,6 +67,13 @@ def _start_worker(number: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _start_method() -> str | None:
+    """`fork` on Linux, unless the caller has chosen another: the default from Python 3.14 on would run the caller's
+    script again in each worker, and hand over rows by pickling them."""
+    by_default = get_start_method(allow_none=True) in (None, get_all_start_methods()[0])
+    return "fork" if sys.platform == "linux" and by_default else None
+
+
 def _require_pipes(workers: int) -> None:
     """Raises Refused where this process may not open as many files as workers need: DataLoader would fail half-way, and
     again as it is taken down."""
@@ -90,6 +99,7 @@ def loading(technique: Loading, build: Build) -> Build:
             batch_size=None,
             sampler=range(start, stop),
             num_workers=workers,
+            multiprocessing_context=_start_method() if workers else None,
             prefetch_factor=technique.prefetch if workers else None,
             pin_memory=technique.pin_memory and build.torch_device.type == "cuda",
             worker_init_fn=_start_worker,
