@@ -112,6 +112,13 @@ def test_too_few_open_files_are_said(place):
     assert_one_line(done.stderr, ["too many files are open", "ulimit -n 1024"])
 
 
+def test_what_the_output_s_encoding_cannot_say_is_replaced(place):
+    done = tightfit("train", "mine.yaml", "output_dir=\N{GREEK SMALL LETTER ALPHA}", cwd=place,
+                    encoding="cp1252", env={**os.environ, "PYTHONIOENCODING": "cp1252"})
+    assert done.returncode == 0, done.stderr
+    assert "run folder: ?" in done.stdout
+
+
 def test_an_interrupt_within_pydantic_is_an_interrupt(place, run, monkeypatch):
     def interrupted(value):
         raise KeyboardInterrupt

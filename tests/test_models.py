@@ -48,6 +48,7 @@ def test_a_folder_is_a_source(tmp_path: Path) -> None:
     ("a-b-c", "choose from: bert-base, .*Hugging Face id such as .*package.module:factory"),
     ("./nowhere", "'./nowhere' is not a folder"),
     ("/no/where/at/all", "is not a folder"),
+    (r"C:\no\where", "is not a folder"),
 ])
 def test_unknown_names(name: str, says: str) -> None:
     with pytest.raises(ModelError, match=says):

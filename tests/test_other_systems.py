@@ -13,7 +13,7 @@ import tightfit
 SOURCE = Path(tightfit.__file__).parent
 BLOCKED = {"fcntl", "resource", "termios", "pwd", "grp", "pty", "tty", "syslog", "posix"}
 POSIX_ONLY = """
-import builtins, os, signal, sys, types
+import builtins, multiprocessing, os, signal, sys, types
 
 BLOCKED = sys.argv.pop()
 real = builtins.__import__
@@ -29,6 +29,7 @@ for module, names in ((signal, ("SIGHUP", "SIGKILL", "SIGUSR1", "SIGALRM")),
                       (os, ("killpg", "sched_getaffinity", "posix_fadvise", "fork"))):
     for name in names:
         delattr(module, name)
+multiprocessing.set_start_method("spawn")
 locked = []
 sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, locking=lambda *arguments: locked.append(arguments))
 
@@ -68,7 +69,7 @@ from tightfit.system import host_memory
 values = json.loads(sys.argv[1])
 plan = tightfit.plan(recipe={**values, "device": "auto"}, gpu="rtx-4090")
 first = tightfit.Trainer(recipe={**values, "max_steps": 2}).train()
-second = tightfit.Trainer(recipe=values).train()
+second = tightfit.Trainer(recipe={**values, "loading": {"workers": 1}}).train()
 print(json.dumps([plan.chosen is not None, first.steps, second.first_step, second.steps, second.peak_memory,
                   len(locked), host_memory().total]))
 """

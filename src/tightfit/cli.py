@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from pathlib import Path
@@ -290,6 +291,8 @@ def main() -> None:
     figures, one of several processes ended), 2 something to change, said in one line, 128 + n after signal n."""
     from tightfit.errors import ending
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # in an encoding such as Windows' cp1252, not every sign can be said
+        sys.stdout.reconfigure(errors="replace")
     try:
         app(standalone_mode=True)
     except (Exception, KeyboardInterrupt) as error:

@@ -86,7 +86,7 @@ def resolve_source(recipe: Recipe) -> ModelSource:
         return ModelSource("factory", name)
     if name in HUB_NAMES or HUB_ID.fullmatch(name):
         return ModelSource("hub", name)
-    if "/" in name or name.startswith(("~", ".")):
+    if "/" in name or "\\" in name or name.startswith(("~", ".")):
         raise ModelError(f"model: {name!r} is not a folder; write {OTHERS}")
     raise ModelError(f"model: {name!r} is not a bundled model ({nearest(name, BUNDLED)}); or write {OTHERS}")
 

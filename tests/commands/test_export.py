@@ -108,6 +108,23 @@ def test_what_cannot_be_exported_says_why(words, said, tiny, run):
     assert said in error
 
 
+def test_an_empty_folder_takes_the_model_where_none_is_replaced(tiny, run, tmp_path, monkeypatch):
+    """On Windows a folder takes the place of no other."""
+    replaced = Path.replace
+
+    def replace(path, target):
+        if path.is_dir() and Path(target).exists():
+            raise PermissionError(13, "Access is denied", str(target))
+        return replaced(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    Trainer(recipe={**tiny, "trainable": "lora", "max_steps": 1}).train()
+    (tmp_path / "empty").mkdir()
+    status, _, error = run("export", tiny["output_dir"], "--merge", "--output", tmp_path / "empty")
+    assert status == 0, error
+    assert (tmp_path / "empty" / "config.json").is_file()
+
+
 def test_what_cannot_be_written_or_is_not_finished_says_why(tiny, run, tmp_path):
     Trainer(recipe={**tiny, "trainable": "lora", "max_steps": 1}).train()
     path = Path(tiny["output_dir"])

@@ -141,6 +141,12 @@ def test_missing_file_names_the_nearest(tmp_path: Path) -> None:
     refused("the source is empty", "")
 
 
+def test_a_drive_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is its own parent, and no folder."""
+    monkeypatch.setattr(Path, "is_dir", lambda _: False)
+    refused(r"does not exist; there is no /", "/no/such/file.txt")
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
 def test_empty_file(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"")

@@ -144,6 +144,8 @@ def test_refusals(tmp_path: Path) -> None:
         choose_tokenizer(recipe(tmp_path, task="masked-lm", tokenizer=str(tmp_path / "t")), FACTS, list, "")
     with pytest.raises(DataError, match=r"does not exist; did you mean 't'"):
         choose_tokenizer(recipe(tmp_path, tokenizer=str(tmp_path / "tt")), FACTS, list, "")
+    with pytest.raises(DataError, match=r"does not exist"):  # as Windows writes paths
+        choose_tokenizer(recipe(tmp_path, tokenizer=r"C:\no\where"), FACTS, list, "")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match=r"is not a tokenizer\.json"):
         read_tokenizer_file(tmp_path / "tokenizer.json")

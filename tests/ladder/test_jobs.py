@@ -134,6 +134,15 @@ def test_processes_with_sessions_of_their_own_are_ended_too(tmp_path: Path):
     until_gone(child)
 
 
+def test_a_process_is_ended_where_there_are_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "killpg")
+    process: Any = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    began = time.monotonic()
+    with ended(process):
+        pass
+    assert (gone(process.pid), time.monotonic() - began < 30) == (True, True)
+
+
 REPORT = """Traceback (most recent call last):
 KeyError: 'what went wrong'
 E1121 16:22:29.252000 30109 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) local_rank

@@ -51,6 +51,8 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
         for file in adapter.iterdir():  # the tokenizer's, and what else a model is read with
             if file.is_file() and not file.name.startswith(NOT_COPIED):
                 shutil.copy(file, writing / file.name)
+        if target.exists():  # an empty folder, which Windows does not replace
+            target.rmdir()
         writing.replace(target)
     except (OSError, SafetensorError) as error:
         raise RecipeError(f"--output: {target} cannot be written: {one_line(error)}; write another folder") from None

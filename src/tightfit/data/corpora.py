@@ -103,6 +103,8 @@ def missing_path(field: str, value: str, path: Path) -> DataError:
     """The error for a path that does not exist, with the nearest name in its folder."""
     folder = path.parent
     while not folder.is_dir():
+        if folder == folder.parent:  # a drive of Windows
+            return DataError(f"{field}: {value!r} does not exist; there is no {folder}")
         path, folder = folder, folder.parent
     names = [entry.name for entry in folder.iterdir()]
     close = closest(path.name, names)
@@ -111,11 +113,16 @@ def missing_path(field: str, value: str, path: Path) -> DataError:
     return DataError(f"{field}: {value!r} does not exist; {hint}")
 
 
+def is_path(name: str) -> bool:
+    """Whether a name can only be a path: a Hugging Face id is `name` or `owner/name`."""
+    return name.startswith((".", "~", "/")) or name.count("/") > 1 or "\\" in name
+
+
 def _looks_like_path(source: str, path: Path) -> bool:
-    """True for a source that was meant as a path, though none is there: Hugging Face ids are `name` or `owner/name`."""
+    """True for a source that was meant as a path, though none is there."""
     known = path.suffix.lower() in {*READERS, ".txt", ".md", ".py"}
     has_folder = path.parent != Path() and path.parent.is_dir()
-    return known or has_folder or source.startswith((".", "~", "/")) or source.count("/") > 1 or "\\" in source
+    return known or has_folder or is_path(source)
 
 
 def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:

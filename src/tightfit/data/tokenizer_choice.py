@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.data.caching import cached
-from tightfit.data.corpora import missing_path
+from tightfit.data.corpora import is_path, missing_path
 from tightfit.data.tokenizing import (
     END,
     FILES,
@@ -88,7 +88,7 @@ def named_tokenizer(recipe: Recipe, name: str | None = None) -> Tokenizer:
         return load_tokenizer(str(path.parent), recipe.trust_remote_code) if whole else read_tokenizer_file(path)
     if path.is_dir():
         return load_tokenizer(str(path), recipe.trust_remote_code)
-    if path.suffix == ".json" or name.startswith((".", "~", "/")) or name.count("/") > 1:
+    if path.suffix == ".json" or is_path(name):
         raise missing_path("tokenizer", name, path)
     return load_tokenizer(name, recipe.trust_remote_code)
 

@@ -133,6 +133,7 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
                     each.kill()
         with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):  # no groups on Windows
             os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
 
 

@@ -26,10 +26,11 @@ def _without_prefix(value: Any) -> Any:
 def _file_name(value: str) -> str:
     """Raises ValueError for what no file can be named, so that each who looks for one need not ask."""
     try:
-        path = os.fsencode(Path(value).expanduser())
+        path = Path(value).expanduser()
+        whole, longest = os.fsencode(path), max((len(os.fsencode(part)) for part in path.parts), default=0)
     except (RuntimeError, UnicodeEncodeError) as error:
         raise ValueError(f"a name or path, and {error}") from None
-    if b"\0" in path or len(path) > MOST_PATH or max(map(len, path.split(b"/"))) > MOST_NAME:
+    if b"\0" in whole or len(whole) > MOST_PATH or longest > MOST_NAME:
         raise ValueError(f"a name or path, of at most {MOST_NAME} bytes between slashes and no null byte")
     return value
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def run_path(recipe: Recipe, name: str) -> Path:
 
 def folder_name(name: str) -> str:
     """The name of a recipe or model as a folder's: `mine` for `mine.yaml`, `owner--model` for `owner/model`."""
-    return Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "--").replace(":", "-")
+    return Path(name).stem if name.endswith((".yaml", ".yml")) else re.sub(r"[/\\]", "--", name).replace(":", "-")
 
 
 @dataclass(frozen=True)
