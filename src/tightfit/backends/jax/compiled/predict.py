@@ -116,7 +116,8 @@ def _cached(recipe: Recipe, device: Device) -> Trace:
 
 def _compile(recipe: Recipe, device: Device, dump: Path, trace: Path) -> None:
     """Compile in a process of its own, which writes the trace's file."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump}".strip()
+    quoted = json.dumps(str(dump), ensure_ascii=False)  # for a space in it
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={quoted}".strip()
     # Even where there is a GPU, nothing of it is asked: another may be planned for, and this one may be at work.
     alone = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": flags}
     job = json.dumps({"recipe": recipe.to_dict(), "device": asdict(device)})
