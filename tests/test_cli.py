@@ -119,6 +119,14 @@ def test_what_the_output_s_encoding_cannot_say_is_replaced(place):
     assert "run folder: ?" in done.stdout
 
 
+def test_a_user_without_a_home_is_told_so(run, monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # nor has the system's list of users one
+    status, _, error = run("plan", "gpt2", "--gpu", "rtx-4090")
+    assert status == 2
+    assert_one_line(error, ["no home folder; set HOME"])
+
+
 def test_an_interrupt_within_pydantic_is_an_interrupt(place, run, monkeypatch):
     def interrupted(value):
         raise KeyboardInterrupt
