@@ -38,9 +38,10 @@ def test_a_torch_that_does_not_load_stops_training():
     assert "libcudart" in one(readings, "software.torch", "problem").sentence
 
 
-def test_a_cudnn_that_does_not_load_stops_training():
-    readings = recorded("healthy", software={"cudnn": None, "broken": {"cudnn": "cuDNN version incompatibility"}})
-    assert "incompatibility" in one(readings, "software.broken", "problem").sentence
+@pytest.mark.parametrize(("machine", "severity"), [("healthy", "problem"), ("no-gpu", "advice")])
+def test_a_cudnn_that_does_not_load_stops_training_on_a_gpu(machine, severity):
+    readings = recorded(machine, software={"cudnn": None, "broken": {"cudnn": "cuDNN version incompatibility"}})
+    assert "incompatibility" in one(readings, "software.broken", severity).sentence
 
 
 def test_libraries_that_do_not_go_together():

@@ -162,7 +162,7 @@ def check_torch(software: Software, say: FindingBuilder, readings: Readings) -> 
     else:
         yield say("ok", "torch", sentence)
     if said := software.broken.get("cudnn"):
-        yield say("problem", "broken", f"cuDNN does not load: {said}",
+        yield say("problem" if readings.gpus else "advice", "broken", f"cuDNN does not load: {said}",
                   "unset LD_LIBRARY_PATH where it names another cuDNN, or install PyTorch again", value=said)
 
 
