@@ -29,6 +29,7 @@ for module, names in ((signal, ("SIGHUP", "SIGKILL", "SIGUSR1", "SIGALRM")),
                       (os, ("killpg", "sched_getaffinity", "posix_fadvise", "fork"))):
     for name in names:
         delattr(module, name)
+signal.SIGBREAK = signal.SIGUSR2
 multiprocessing.set_start_method("spawn")
 locked = []
 sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, locking=lambda *arguments: locked.append(arguments))
@@ -65,15 +66,15 @@ def test_a_model_is_planned_trained_and_resumed(tiny, tmp_path):
               "optimizer": "adamw", "precision": "fp32", "attention": "sdpa", "loss": "plain", "offload": "none"}
     code = """
 import json
-from tightfit.system import host_memory
+from tightfit.system import STOPPING, host_memory
 values = json.loads(sys.argv[1])
 plan = tightfit.plan(recipe={**values, "device": "auto"}, gpu="rtx-4090")
 first = tightfit.Trainer(recipe={**values, "max_steps": 2}).train()
 second = tightfit.Trainer(recipe={**values, "loading": {"workers": 1}}).train()
 print(json.dumps([plan.chosen is not None, first.steps, second.first_step, second.steps, second.peak_memory,
-                  len(locked), host_memory().total]))
+                  len(locked), signal.SIGBREAK in STOPPING, host_memory().total]))
 """
     found = json.loads(ran(code, json.dumps(values)).splitlines()[-1])
-    assert found[:6] == [True, 2, 2, 3, 123456789, 2]
-    assert found[6] > 2**30
+    assert found[:7] == [True, 2, 2, 3, 123456789, 2, True]
+    assert found[7] > 2**30
     assert (Path(values["output_dir"]) / "summary.json").exists()

@@ -26,7 +26,7 @@ except ImportError:  # on Windows
 else:
     POSIX = True
 
-STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 """Signals that ask a process to end, as far as the system has them."""
 KILLED = -9
 """Exit status of a process that the system, or SIGKILL, ended."""

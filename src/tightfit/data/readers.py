@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -109,7 +108,7 @@ def read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
 
 def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
     """Separated values under a line of names; values are texts, as many in each row as there are names."""
-    csv.field_size_limit(sys.maxsize)  # the default refuses documents above 128 KiB
+    csv.field_size_limit(2**31 - 1)  # the default refuses documents above 128 KiB; a `long` of Windows holds no more
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, delimiter=delimiter)
         try:

@@ -84,6 +84,9 @@ def test_only_one_threads_own_time_leaves_out_what_else_runs(monkeypatch):
     for threads, clock in ((1, time.thread_time), (2, time.perf_counter)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         assert timing.host_clock() is clock
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(timing, "POSIX", False)  # where it goes on in steps of 16 ms
+    assert timing.host_clock() is time.perf_counter
 
 
 def test_recomputed_ops_are_told_from_the_backward_pass():

@@ -17,6 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.calibration import Calibration, family_of
+from tightfit.system import POSIX
 from tightfit.trace import Op, Phase
 
 Call = Callable[[], Any]
@@ -45,8 +46,8 @@ def seconds(call: Call, device: torch.device, *, graph: bool = True) -> float:
 
 def host_clock() -> Callable[[], float]:
     """A clock for the host. One thread's own time leaves out what else runs on the machine; the time of several can
-    only be taken together."""
-    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    only be taken together, and Windows counts a thread's in steps of 16 ms."""
+    return time.thread_time if POSIX and torch.get_num_threads() == 1 else time.perf_counter
 
 
 def _time(call: Call, count: int, device: torch.device) -> float:
