@@ -45,7 +45,7 @@ LAYERS = (
     ("tightfit.backends.pytorch", "tightfit.backends.jax"),
     ("tightfit.backends.measuring", "tightfit.backends.cuda_context"),
     ("tightfit.backends.base",),
-    ("tightfit.backends.measured",),
+    ("tightfit.backends.measurements",),
     ("tightfit.backends.world",),
     ("tightfit.recipe.json_schema",),
     ("tightfit.recipe.lookup",),
@@ -198,7 +198,7 @@ def test_frameworks_are_imported_in_backends_only(modules: dict[str, list[Import
 
 def test_planning_names_no_backend(modules: dict[str, list[Import]]) -> None:
     """It knows the protocol, and what loads one by the name that a recipe has."""
-    known = {"tightfit.backends", "tightfit.backends.base", "tightfit.backends.measured"}
+    known = {"tightfit.backends", "tightfit.backends.base", "tightfit.backends.measurements"}
     named = {f"{name} imports {i.module}" for name, imports in modules.items() if lies_in(name, ("tightfit.planning",))
              for i in imports if lies_in(i.module, ("tightfit.backends",)) and i.module not in known}
     assert named == set()

@@ -12,7 +12,7 @@ from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.techniques import VARIANTS, Technique
-from tightfit.techniques.base import Exactness
+from tightfit.techniques.technique import Exactness
 
 EVERY = [variant for variants in VARIANTS.values() for variant in variants]
 RUNGS = [rung for variant in EVERY for rung in variant.representative_settings()]

@@ -205,9 +205,7 @@ def ladder(
     steps: Annotated[int | None, typer.Option(
         min=1, max=1_000_000, metavar="N", help="Timed steps of each rung.")] = None,
     limit: Annotated[float | None, typer.Option(
-        min=1, max=604_800, metavar="SECONDS",
-        help="The most that one rung may take, and also the most that its prediction may; by default ten minutes.",
-    )] = None,
+        min=1, max=604_800, metavar="SECONDS", help="The most that one rung may take; by default ten minutes.")] = None,
     picture: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where a PNG of it goes; Chromium or Chrome draws it.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run and predict anew what has a result already, such as after "

@@ -16,7 +16,7 @@ from tightfit.devices import Device, catalogue, parse_host_memory
 from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import RecipeError
 from tightfit.models import read_config
-from tightfit.planning.cluster import Cluster, among, read_cluster
+from tightfit.planning.cluster import Cluster, on_cluster, read_cluster
 from tightfit.planning.drives import moves_of
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.evaluate import InProcess, Progress, after
@@ -90,7 +90,7 @@ def plan_on(
             raise RecipeError(f"host-memory: {host_memory!r} is beside a GPU's, and this plan is for the processor")
         target = replace(target, device=replace(target.device, host_bytes=parse_host_memory(host_memory)))
     cuda = target.device.kind == "cuda"
-    recipe, cluster = among(recipe_on(True) if cuda else recipe, cluster or Cluster())
+    recipe, cluster = on_cluster(recipe_on(True) if cuda else recipe, cluster or Cluster())
     target = replace(target, device=cluster.on(target.device))
     if module is None:
         read_config(recipe)  # which tells at once what no combination of techniques would mend

@@ -175,7 +175,7 @@ def test_parts_of_a_global_batch_make_it_up_and_have_as_many_micro_batches(tmp_p
     whole = GlobalBatchLoader(numbered(11), recipe(tmp_path, batch_size=6, micro_batch_size=2))
     for of in (2, 4, 7):
         for index in range(4):
-            parts = [whole.part(rank, of).global_batch(index) for rank in range(of)]
+            parts = [whole.shard(rank, of).global_batch(index) for rank in range(of)]
             assert len({len(part.micro_batches) for part in parts}) == 1
             one = whole.global_batch(index)
             for name in ("count", "samples", "tokens"):

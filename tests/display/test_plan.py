@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.display.plans import fitting, nothing_fits
-from tightfit.backends.measured import ModelSize
+from tightfit.backends.measurements import ModelSize
 from tightfit.display.plan_table import ReadablePlan
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from tightfit.backends.measured import Timings
+from tightfit.backends.measurements import Timings
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tightfit.backends.measured import Timings
+from tightfit.backends.measurements import Timings
 from tightfit.ladder import worker
 from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome
 from tightfit.ladder.peers import Peer

@@ -6,7 +6,7 @@ import pytest
 
 from tightfit.devices import find_device
 from tightfit.errors import RecipeError
-from tightfit.planning.cluster import Cluster, among, parse_network, read_cluster
+from tightfit.planning.cluster import Cluster, on_cluster, parse_network, read_cluster
 from tightfit.recipe import Recipe
 
 
@@ -51,10 +51,10 @@ def recipe(**values):
 
 def test_a_recipe_has_a_process_for_each_gpu():
     two = Cluster(cards=2)
-    shared, _ = among(recipe(parallel="fsdp"), two)
+    shared, _ = on_cluster(recipe(parallel="fsdp"), two)
     assert shared.parallel.process_count == 2
-    assert among(recipe(), two) == (recipe(), two)  # which way is searched
-    _, cluster = among(recipe(parallel={"name": "ddp", "processes": 4}), Cluster())
+    assert on_cluster(recipe(), two) == (recipe(), two)  # which way is searched
+    _, cluster = on_cluster(recipe(parallel={"name": "ddp", "processes": 4}), Cluster())
     assert cluster == Cluster(cards=4)
 
 
@@ -64,4 +64,4 @@ def test_a_recipe_has_a_process_for_each_gpu():
 ])  # fmt: skip
 def test_a_recipe_that_contradicts_them_is_refused(values, said):
     with pytest.raises(RecipeError, match=said):
-        among(recipe(**values), Cluster(cards=2))
+        on_cluster(recipe(**values), Cluster(cards=2))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tightfit.backends.measured import ModelSize
+from tightfit.backends.measurements import ModelSize
 from tightfit.devices import Device, find_device
 from tightfit.recipe import Recipe
 from tightfit.training.session import Session

@@ -17,7 +17,7 @@ from tightfit.techniques import SLOTS, Technique
 from tightfit.trace import Trace, UntracedMemory
 
 if TYPE_CHECKING:
-    from tightfit.backends.measured import Measurement, ModelSize, Timings
+    from tightfit.backends.measurements import Measurement, ModelSize, Timings
 
 
 WARM_UP = 2
@@ -77,7 +77,7 @@ class GlobalBatchSource(Protocol):
     def global_batch(self, index: int) -> GlobalBatch:
         """The global batch of that index, counted from the run's beginning."""
 
-    def part(self, rank: int, of: int) -> GlobalBatchSource:
+    def shard(self, rank: int, of: int) -> GlobalBatchSource:
         """The same global batches, of each the part of one of `of` processes."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.backends.base import TIMED_STEPS, WARM_UP, Backend
-from tightfit.backends.measured import Measurement
+from tightfit.backends.measurements import Measurement
 
 
 def measure(

@@ -71,7 +71,7 @@ class GlobalBatchLoader:
         origin = f"epoch {epoch}, samples {_numbers(self.samples, chosen)}"
         return make_global_batch(self.samples, chosen, self.micro_batch_size, epoch, origin, self._part)
 
-    def part(self, rank: int, of: int) -> GlobalBatchLoader:
+    def shard(self, rank: int, of: int) -> GlobalBatchLoader:
         """The same global batches, of each the part of one of `of` processes."""
         found = copy(self)
         found._part = (rank, of)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tightfit.backends.measured import Timings
+from tightfit.backends.measurements import Timings
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measure.parallel_timing import cards, time_distributed, time_in_one_process
 from tightfit.devices import Device

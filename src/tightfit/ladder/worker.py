@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend
-from tightfit.backends.measured import Timings
+from tightfit.backends.measurements import Timings
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
 from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome

@@ -71,7 +71,7 @@ def parse_network(text: str) -> float:
     return rate * 1e9 / 8
 
 
-def among(recipe: Recipe, cluster: Cluster) -> tuple[Recipe, Cluster]:
+def on_cluster(recipe: Recipe, cluster: Cluster) -> tuple[Recipe, Cluster]:
     """A recipe with as many processes as there are cards, where it names a way to share; and the cards, as many as it
     has processes where nothing else is said. Raises RecipeError where the two contradict each other."""
     parallel = recipe.parallel
@@ -81,7 +81,7 @@ def among(recipe: Recipe, cluster: Cluster) -> tuple[Recipe, Cluster]:
         if parallel.processes not in ("auto", cluster.world):
             raise RecipeError(f"parallel.processes: {parallel.processes} contradicts {cluster.world} GPUs; leave it "
                               "out")
-        return recipe.among(cluster.world), cluster
+        return recipe.with_processes(cluster.world), cluster
     if cluster.world > 1 and (recipe.mode != "train" or not recipe.backend.runs_torch):
         what = "mode=train" if recipe.mode != "train" else "backend=pytorch"
         raise RecipeError(f"gpus: {cluster.world} are planned with {what}; write that, or leave --gpus and --nodes out")

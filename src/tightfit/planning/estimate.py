@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tightfit.backends.measured import ModelSize
+from tightfit.backends.measurements import ModelSize
 from tightfit.devices import Device
 from tightfit.planning.allocator.replay import Fits, Replay
 from tightfit.planning.allocator.settings import AllocatorSettings

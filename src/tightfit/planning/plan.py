@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tightfit.backends.measured import ModelSize
+from tightfit.backends.measurements import ModelSize
 from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.alignment import Misalignment

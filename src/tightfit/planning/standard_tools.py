@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tightfit.backends.base import Backend
-from tightfit.backends.measured import ModelSize
+from tightfit.backends.measurements import ModelSize
 from tightfit.calibration import Calibration
 from tightfit.devices import Device
 from tightfit.errors import ModelError

@@ -13,7 +13,7 @@ from typing import Any
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import TIMED_STEPS, WARM_UP, Backend, PendingResult, Step, StepProfiler
-from tightfit.backends.measured import Measurement
+from tightfit.backends.measurements import Measurement
 from tightfit.backends.measuring import measure
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device

@@ -31,10 +31,10 @@ from tightfit.techniques import (
     Update,
 )
 from tightfit.techniques.backend import Pytorch
-from tightfit.techniques.base import NUMBER, Positive, at_most
-from tightfit.techniques.frozen import AsIs
+from tightfit.techniques.base import AsIs
 from tightfit.techniques.offload import HostShares
 from tightfit.techniques.parallel import ManyProcesses, NoParallel
+from tightfit.techniques.technique import NUMBER, Positive, at_most
 from tightfit.techniques.trainable import All
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class Recipe(BaseModel):
         return [f"{field}: {reason}" for field in VARIANTS if (technique := getattr(self, field)) != "auto"
                 for reason in technique.refuse(self, device)]
 
-    def among(self, processes: int) -> Recipe:
+    def with_processes(self, processes: int) -> Recipe:
         """The recipe with the number of processes that train it, where it has several."""
         if not isinstance(self.parallel, ManyProcesses):
             return self

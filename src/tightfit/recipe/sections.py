@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tightfit.metrics import MetricName
-from tightfit.techniques.base import NUMBER, Positive, at_most
+from tightfit.techniques.technique import NUMBER, Positive, at_most
 
 
 def _steps_or_share(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tightfit.techniques.accumulation import Accumulation, ByBlock, Loop, Scan
 from tightfit.techniques.attention import Attention, Eager, FlashAttn, Flex, Sdpa
 from tightfit.techniques.backend import Backend, Jax, Pytorch
-from tightfit.techniques.base import Technique
+from tightfit.techniques.base import AsIs, Base, Bf16Base, Int8, Nf4
 from tightfit.techniques.checkpointing import (
     AttentionOnly,
     Checkpointing,
@@ -20,7 +20,6 @@ from tightfit.techniques.checkpointing import (
     Selective,
 )
 from tightfit.techniques.compile import Compile, NoCompile, PerBlock, WholeModel
-from tightfit.techniques.frozen import AsIs, Base, Bf16Base, Int8, Nf4
 from tightfit.techniques.loading import Loading
 from tightfit.techniques.loss import Chunked, Liger, Loss, Plain
 from tightfit.techniques.offload import Host, NoOffload, Offload
@@ -36,6 +35,7 @@ from tightfit.techniques.optimizer import (
 )
 from tightfit.techniques.parallel import Ddp, Dp, Fsdp, NoParallel, Parallel, Zero
 from tightfit.techniques.precision import Bf16, Bf16Pure, Fp8, Fp16, Fp32, Precision
+from tightfit.techniques.technique import Technique
 from tightfit.techniques.trainable import All, Dora, Layers, Lora, Trainable
 from tightfit.techniques.update import AfterBackward, InBackward, Update, WithForward
 

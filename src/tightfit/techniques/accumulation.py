@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from tightfit.techniques.base import Exactness, Positive, Technique, refuse_between_blocks, technique
+from tightfit.techniques.technique import Exactness, Positive, Technique, refuse_between_blocks, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device

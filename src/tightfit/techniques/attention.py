@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from tightfit.techniques.base import Technique, technique
+from tightfit.techniques.technique import Technique, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device

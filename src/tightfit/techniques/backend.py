@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator
 
-from tightfit.techniques.base import Exactness, Positive, Technique, technique
+from tightfit.techniques.technique import Exactness, Positive, Technique, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from tightfit.techniques.base import NUMBER, Exactness, Positive, Technique, technique
+from tightfit.techniques.technique import NUMBER, Exactness, Positive, Technique, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device

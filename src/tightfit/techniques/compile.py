@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from tightfit.errors import RecipeError, nearest
-from tightfit.techniques.base import Technique, technique
+from tightfit.techniques.technique import Technique, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from tightfit.errors import RecipeError
-from tightfit.techniques.base import NUMBER, Technique, at_most, technique
+from tightfit.techniques.technique import NUMBER, Technique, at_most, technique
 
 
 @technique

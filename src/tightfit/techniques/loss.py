@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tightfit.errors import install_command
 from tightfit.tasks import TASKS
-from tightfit.techniques.base import Exactness, Positive, Technique, technique
+from tightfit.techniques.technique import Exactness, Positive, Technique, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device

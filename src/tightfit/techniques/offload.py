@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from tightfit.techniques.base import NUMBER, Technique, refuse_between_blocks, technique
+from tightfit.techniques.technique import NUMBER, Technique, refuse_between_blocks, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device

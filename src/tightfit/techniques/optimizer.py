@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from tightfit.techniques.base import NUMBER, Exactness, Technique, at_most, technique
 from tightfit.techniques.precision import Rounding
+from tightfit.techniques.technique import NUMBER, Exactness, Technique, at_most, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
@@ -31,7 +31,7 @@ class Optimizer(Technique):
     trains_only: ClassVar[bool] = True
     state_bytes: ClassVar[float]
     """Bytes of optimizer state a parameter, for fp32 weights, as a rule of thumb."""
-    updates_parts: ClassVar[bool] = True
+    works_on_shards: ClassVar[bool] = True
     """Whether it updates a part of a weight, such as some of its rows, as it would with the whole at hand."""
     own_formats: ClassVar[bool] = False
     """Whether states have formats of their own, whatever the weights' format is; otherwise they have the weights'."""
@@ -87,7 +87,7 @@ class _Adam(_Decaying):
 class _Quantized(_Adam):
     speed: ClassVar[str] = "as AdamW once compiled"
     own_formats: ClassVar[bool] = True
-    updates_parts: ClassVar[bool] = False  # a block of values may straddle two parts
+    works_on_shards: ClassVar[bool] = False  # a block of values may straddle two parts
     bf16_roundings: ClassVar = ("stochastic", "nearest")
     numerics_change: ClassVar[int] = 1
     hf_adam: ClassVar[bool] = True
@@ -191,7 +191,7 @@ class Adafactor(_Decaying):
     numerics_change: ClassVar[int] = 4
     learning_rate_note: ClassVar[str] = "Adafactor wants another learning rate than AdamW: about 1e-2."
     state_bytes: ClassVar[float] = 0.05
-    updates_parts: ClassVar[bool] = False  # its means are of whole rows and columns, and of whole tensors
+    works_on_shards: ClassVar[bool] = False  # its means are of whole rows and columns, and of whole tensors
     bf16_roundings: ClassVar = ()
     hf_names: ClassVar = {"adafactor": {}}
 

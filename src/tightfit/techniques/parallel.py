@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from tightfit.techniques.base import NUMBER, Exactness, Positive, Technique, technique
+from tightfit.techniques.technique import NUMBER, Exactness, Positive, Technique, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
@@ -41,7 +41,7 @@ class Parallel(Technique):
         return False
 
     @property
-    def keeps_parts_on_host(self) -> bool:
+    def cpu_offloads(self) -> bool:
         """Whether parts of weights, gradients and optimizer states wait in the host's memory."""
         return False
 
@@ -89,7 +89,7 @@ def undivided_bytes(recipe: Recipe) -> float:
 
 def refuse_whole_updates(recipe: Recipe) -> list[str]:
     """Reasons why weights in parts cannot be updated by the recipe's optimizer."""
-    if recipe.optimizer == "auto" or recipe.optimizer.updates_parts:
+    if recipe.optimizer == "auto" or recipe.optimizer.works_on_shards:
         return []
     return [f"optimizer={recipe.optimizer.name} needs more of a weight than one process's part; write optimizer=adamw, "
             "or parallel=ddp"]
@@ -184,7 +184,7 @@ class Fsdp(ManyProcesses):
         return self.gradient_sync == "every"
 
     @property
-    def keeps_parts_on_host(self) -> bool:
+    def cpu_offloads(self) -> bool:
         return self.cpu_offload
 
     def communicating_less(self, several: bool) -> list[Self]:
@@ -253,12 +253,12 @@ class Zero(ManyProcesses):
         return self.stage > 1
 
     @property
-    def keeps_parts_on_host(self) -> bool:
+    def cpu_offloads(self) -> bool:
         return self.offload != "none"
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         held, whole = undivided_bytes(recipe), WIDE * (3 - self.stage)
-        parts = 0.0 if self.keeps_parts_on_host else (held + WIDE - whole) / self.process_count
+        parts = 0.0 if self.cpu_offloads else (held + WIDE - whole) / self.process_count
         return whole + parts - held
 
     @classmethod

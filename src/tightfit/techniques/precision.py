@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from tightfit.techniques.base import Technique, technique
+from tightfit.techniques.technique import Technique, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device

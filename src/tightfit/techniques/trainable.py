@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
-from tightfit.techniques.base import NUMBER, Exactness, Technique, at_most, technique
+from tightfit.techniques.technique import NUMBER, Exactness, Technique, at_most, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
@@ -74,7 +74,7 @@ class LowRank(Trainable):
     numerics_change: ClassVar[int] = 4
     adapts: ClassVar[bool] = True
     share: ClassVar[float] = 0.01
-    learns_lengths: ClassVar[bool] = False
+    learns_magnitude: ClassVar[bool] = False
     """Whether the length of each output's weights is learned by itself."""
 
     rank: Annotated[int, Field(ge=1), at_most(2**16), NUMBER] = 16
@@ -130,7 +130,7 @@ class Dora(LowRank):
     tolerance: ClassVar[float] = 0.45
     speed: ClassVar[str] = "slower than lora: the lengths of all weights in every forward pass"
     memory: ClassVar[str] = "as lora, and one weight with its addition at a time; a second output of each layer is kept"
-    learns_lengths: ClassVar[bool] = True
+    learns_magnitude: ClassVar[bool] = True
 
     @property
     def counted(self) -> Lora:

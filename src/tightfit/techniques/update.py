@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from tightfit.techniques.base import Technique, refuse_between_blocks, technique
 from tightfit.techniques.precision import half_precision
+from tightfit.techniques.technique import Technique, refuse_between_blocks, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device

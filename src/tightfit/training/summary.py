@@ -1,5 +1,5 @@
-"""A run's beginning in a line, and its summary: its figures, as `summary.json` holds them and as a person reads them.
-"""
+"""A run's beginning in a line, and its summary: its figures, as `summary.json` holds them and as a person reads them,
+and a sample of what the model writes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tightfit.errors import OutOfMemory
 from tightfit.metrics import metrics_text
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
+from tightfit.tasks import get_task
 from tightfit.text import percent, size
 from tightfit.training.run_folder import RunFolder
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from tightfit.data import Prepared
     from tightfit.training.session import Session
     from tightfit.training.state import TrainerState
+
+SAMPLE_TOKENS = 160
+"""Length of the sample of the trained model's text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,3 +218,24 @@ def record_of(folder: Path) -> Record | None:
         last = {name: value for line in lines for name, value in line.items()}
         rows = [(name, form(last[key])) for name, key, form in LOGGED if key in last]
         return Record(rows, lines) if rows else None
+
+
+def sample_text(recipe: Recipe, step: Step, data: Prepared, say: Callable[[str], None]) -> str | None:
+    """The recipe's prompt, continued by the trained model; None where there is none to continue."""
+    if recipe.sample_prompt is None or get_task(recipe.task).predicts != "next" or data.tokenizer is None:
+        return None
+    try:
+        prompt = data.tokenizer.encode_prompt(recipe.sample_prompt)
+    except (TypeError, UnicodeError):  # such as a lone surrogate
+        prompt = []
+    if not prompt:
+        say("no sample: sample_prompt holds no token to begin with")
+        return None
+    try:
+        tokens = step.generate(prompt, SAMPLE_TOKENS, temperature=0.7, seed=recipe.seed)
+    except OutOfMemory as error:
+        say(f"no sample: {error}")
+        return None
+    if data.tokenizer.end_id in tokens:
+        tokens = tokens[: tokens.index(data.tokenizer.end_id)]
+    return recipe.sample_prompt + data.tokenizer.decode(tokens)

@@ -25,11 +25,10 @@ from tightfit.training.loop import TrainingLoop
 from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
 from tightfit.training.model_folder import finish_model, loaded_by
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
-from tightfit.training.sample import sample_text
 from tightfit.training.schedule import length_field, respaced
 from tightfit.training.session import Session, open_session, recipe_for_machine
 from tightfit.training.state import TrainerState
-from tightfit.training.summary import Summary, beginning, summarize
+from tightfit.training.summary import Summary, beginning, sample_text, summarize
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -132,7 +131,7 @@ class Trainer:
     def _open(self, folder: RunFolder, world: World) -> Session | Summary:
         """The session to train in: `auto` stands for what it means here, or meant when the run in this folder began.
         Where that run is complete, its summary."""
-        recipe, saved = self.recipe.among(world.size), folder.saved_recipe()
+        recipe, saved = self.recipe.with_processes(world.size), folder.saved_recipe()
         if recipe.resume == "never" or saved is None:
             folder.require_fresh()
         kept = bool(checkpoints.folders(folder.checkpoints))

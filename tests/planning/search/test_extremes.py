@@ -6,7 +6,7 @@ import pytest
 
 from tests.display.plans import CARD, memory
 from tests.display.plans import estimate as estimate_made
-from tightfit.backends.measured import ModelSize
+from tightfit.backends.measurements import ModelSize
 from tightfit.devices import find_device
 from tightfit.errors import ModelError, RecipeError
 from tightfit.planning.search.evaluate import Evaluated

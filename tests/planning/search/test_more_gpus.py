@@ -93,7 +93,7 @@ def test_where_the_hosts_memory_is_too_small_a_drive_is_named_with_its_bytes(two
     process gathers weights twice."""
     recipe = Recipe.from_dict({**PINNED, "parallel": {"name": "fsdp", "cpu_offload": True}})
     device = replace(Cluster(cards=2).on(CARD), host_bytes=32 * MIB)
-    found = search(recipe.among(2), device, TOOLS, margin=Margin(share=0.0, fixed=0))
+    found = search(recipe.with_processes(2), device, TOOLS, margin=Margin(share=0.0, fixed=0))
     assert found.chosen is None
     parameters = two.chosen.estimate.memory.by_category["weights"] // 4
     said = found.answers.more_gpus

@@ -9,7 +9,7 @@ import pytest
 
 from tests.display.plans import CARD, GIB, candidate, estimate, streamed
 from tests.planning.search.declared import Declared
-from tightfit.backends.measured import ModelSize
+from tightfit.backends.measurements import ModelSize
 from tightfit.planning.costs import FitRank
 from tightfit.planning.defaults import resolve
 from tightfit.planning.plan import Answers, Plan

@@ -17,7 +17,7 @@ def unchanged(technique: Technique, build: Build) -> Build:
 
 
 APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
-    techniques.frozen.AsIs: unchanged,
+    techniques.base.AsIs: unchanged,
     techniques.trainable.All: unchanged,
     techniques.attention.Eager: attention.eager,
     techniques.attention.Sdpa: attention.sdpa,
@@ -54,7 +54,7 @@ XLA_COMPILES = "XLA compiles every step whole, and torch.compile has no part in 
 QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or optimizer=lion, or backend=pytorch"
 
 ABSENT: Mapping[type[Technique], str] = {
-    **dict.fromkeys((techniques.frozen.Bf16Base, techniques.frozen.Int8, techniques.frozen.Nf4),
+    **dict.fromkeys((techniques.base.Bf16Base, techniques.base.Int8, techniques.base.Nf4),
                     "all of a step's weights are trained and have one format; write base=as-is, or backend=pytorch"),
     **dict.fromkeys((techniques.trainable.Lora, techniques.trainable.Dora, techniques.trainable.Layers),
                     "gradients are of all weights at once; write trainable=all, or backend=pytorch"),

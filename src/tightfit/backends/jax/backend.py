@@ -15,7 +15,7 @@ import psutil
 from tightfit.backends.jax.assembly import assemble
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.step import Step
-from tightfit.backends.measured import ModelSize, Timings
+from tightfit.backends.measurements import ModelSize, Timings
 from tightfit.backends.world import ALONE, World
 from tightfit.devices import Device
 from tightfit.errors import Refused

@@ -14,9 +14,9 @@ from tightfit.backends.pytorch.techniques.optimizer import apply as optimizer
 from tightfit.techniques import Technique
 from tightfit.techniques import accumulation as accumulations
 from tightfit.techniques import attention as attentions
+from tightfit.techniques import base as bases
 from tightfit.techniques import checkpointing as checkpointings
 from tightfit.techniques import compile as compiles
-from tightfit.techniques import frozen as bases
 from tightfit.techniques import loading as loadings
 from tightfit.techniques import loss as losses
 from tightfit.techniques import offload as offloads
@@ -43,9 +43,9 @@ def later(module: str, name: str) -> Callable[[Any, Build], Build]:
 
 APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     bases.AsIs: unchanged,
-    bases.Bf16Base: later("adapters.apply", "hold"),
-    bases.Int8: later("adapters.apply", "hold"),
-    bases.Nf4: later("adapters.apply", "hold"),
+    bases.Bf16Base: later("adapters.apply", "apply_base"),
+    bases.Int8: later("adapters.apply", "apply_base"),
+    bases.Nf4: later("adapters.apply", "apply_base"),
     trainables.All: unchanged,
     trainables.Lora: later("adapters.apply", "low_rank"),
     trainables.Dora: later("adapters.apply", "low_rank"),

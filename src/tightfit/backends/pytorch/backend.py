@@ -29,7 +29,7 @@ from tightfit.techniques.parallel import ManyProcesses
 from tightfit.trace import Trace, UntracedMemory
 
 if TYPE_CHECKING:
-    from tightfit.backends.measured import ModelSize, Timings
+    from tightfit.backends.measurements import ModelSize, Timings
     from tightfit.backends.pytorch.measure.step_profiler import StepProfiler
 
 
@@ -95,7 +95,7 @@ class PytorchBackend:
 
     def predict(self, recipe: Recipe, device: Device, model: nn.Module | None = None) -> Trace:
         if recipe.mode == "train":
-            from tightfit.backends.pytorch.simulate.parallel import predict
+            from tightfit.backends.pytorch.simulate.processes import predict
 
             return predict(recipe, device, model)
         from tightfit.backends.pytorch.simulate.inference import predict_inference

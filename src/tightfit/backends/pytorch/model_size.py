@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from tightfit.backends.measured import ModelSize
+from tightfit.backends.measurements import ModelSize
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build

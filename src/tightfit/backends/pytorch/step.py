@@ -206,7 +206,7 @@ class Step:
         if world.size == 1:
             yield from self.build.global_batches(source, start, stop)
             return
-        for part in self.build.global_batches(source.part(world.rank, world.size), start, stop):
+        for part in self.build.global_batches(source.shard(world.rank, world.size), start, stop):
             count, samples, tokens = world.all_reduce_sum([part.count, part.samples, part.tokens])
             yield replace(part, count=int(count), samples=int(samples), tokens=int(tokens))
 

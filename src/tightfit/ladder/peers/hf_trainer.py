@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from tightfit.backends.measured import Timings
+from tightfit.backends.measurements import Timings
 from tightfit.backends.pytorch.batch import tensor_batch
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.measure.meter import Meter

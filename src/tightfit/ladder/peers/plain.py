@@ -16,7 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_ac
 from torch.nn.attention import sdpa_kernel
 from torch.optim import Optimizer
 
-from tightfit.backends.measured import Timings
+from tightfit.backends.measurements import Timings
 from tightfit.backends.pytorch.assembly import bare_build
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from tightfit.backends.measured import ModelSize
+from tightfit.backends.measurements import ModelSize
 from tightfit.bundled import BUNDLED
 from tightfit.devices import Device
 from tightfit.errors import RecipeError, Refused, TightfitError, nearest

@@ -84,7 +84,7 @@ def _alone(exploration: Exploration, recipe: Recipe) -> Evaluated | None:
 
 def _binds(recipe: Recipe, time: Time) -> str:
     """The bottleneck of a step, in a few words."""
-    offloads = recipe.parallel.keeps_parts_on_host or recipe.offloaded.uses_host
+    offloads = recipe.parallel.cpu_offloads or recipe.offloaded.uses_host
     host = "what the host computes" if offloads else "launches by the host"
     waits = {"communication between GPUs": Work.COMMUNICATION, host: Work.HOST,
              "copies from and to the host": Work.TRANSFERS}

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tightfit.backends.base import Backend
-from tightfit.backends.measured import ModelSize
+from tightfit.backends.measurements import ModelSize
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.garbage import gc_paused

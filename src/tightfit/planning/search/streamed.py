@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tightfit.backends.measured import ModelSize
+from tightfit.backends.measurements import ModelSize
 from tightfit.devices import Device
 from tightfit.planning.costs import FitRank, Memory
 from tightfit.planning.plan import Candidate, Plan

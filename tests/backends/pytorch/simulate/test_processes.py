@@ -102,7 +102,7 @@ def test_a_process_takes_what_is_predicted(tiny, tmp_path, parallel, micro):
     values = {**tiny, "model_overrides": overrides, "micro_batch_size": micro, "parallel": parallel}
     assert in_processes(2, follow_steps, values, tmp_path / "said") == [0, 0]
     peak, exchanged = json.loads((tmp_path / "said").read_text())
-    backend, recipe = PytorchBackend(), Recipe.from_dict(values).among(2)
+    backend, recipe = PytorchBackend(), Recipe.from_dict(values).with_processes(2)
     device = backend.device(recipe)
     predicted = steps_alone(backend.predict(resolve(recipe, device), device))
     assert predicted.peak()[1] == pytest.approx(peak, rel=0.005)
@@ -115,7 +115,7 @@ def test_a_process_takes_what_is_predicted(tiny, tmp_path, parallel, micro):
 
 def exchanged(values: dict[str, Any], name: str) -> dict[str, int]:
     """Bytes that a process sends in its second step, of collectives of that name, by the part of the step."""
-    recipe = Recipe.from_dict(values).among(2)
+    recipe = Recipe.from_dict(values).with_processes(2)
     device = replace(find_device("rtx-3090"), cards=2)
     trace = PytorchBackend().predict(resolve(recipe, device), device)
     found: dict[str, int] = {}
@@ -157,7 +157,7 @@ def test_ddp_exchanges_the_gradients_once(tiny, micro):
 def test_buckets_fill_while_the_backward_pass_goes_on(tiny):
     overrides = {**tiny["model_overrides"], "n_layer": 3, "n_embd": 1024}
     recipe = Recipe.from_dict({**tiny, "model_overrides": overrides, "micro_batch_size": 4, "batch_size": 8,
-                               "parallel": "ddp"}).among(2)  # fmt: skip
+                               "parallel": "ddp"}).with_processes(2)  # fmt: skip
     device = replace(find_device("rtx-3090"), cards=2)
     trace = PytorchBackend().predict(resolve(recipe, device), device)
     ops = [op for op, _ in trace.step_ops()]

@@ -27,7 +27,7 @@ def planned(tiny: dict[str, Any], knobs: dict[str, Any], processes: int = PROCES
     values = {**tiny, "model_overrides": overrides, "batch_size": 16, "micro_batch_size": 2, "device": "auto",
               "precision": "fp32", "loss": "plain", "optimizer": {"name": "adamw", "implementation": "fused"},
               "parallel": zero(knobs)}  # fmt: skip
-    recipe = Recipe.from_dict(values).among(processes)
+    recipe = Recipe.from_dict(values).with_processes(processes)
     device = replace(find_device("rtx-3090"), cards=processes)
     return PytorchBackend().predict(resolve(recipe, device), device)
 
@@ -93,6 +93,6 @@ def test_a_process_takes_about_what_is_declared(tiny, tmp_path, knobs):
     values = {**tiny, "model_overrides": overrides, "micro_batch_size": 2, "parallel": zero(knobs)}
     assert in_processes(2, follow_steps, values, tmp_path / "said") == [0, 0]
     peak, _ = json.loads((tmp_path / "said").read_text())
-    backend, recipe = PytorchBackend(), Recipe.from_dict(values).among(2)
+    backend, recipe = PytorchBackend(), Recipe.from_dict(values).with_processes(2)
     device = backend.device(recipe)
     assert steps_alone(backend.predict(resolve(recipe, device), device)).peak()[1] == pytest.approx(peak, rel=0.05)

@@ -90,7 +90,7 @@ def _figures(step: Step, recipe: Recipe) -> list[float]:
     for global_batch in step.global_batches(data, 0, 3):
         result = step(global_batch, recipe.learning_rate).read()
         found += [result.loss.mean, result.grad_norm or 0.0]
-    found.append(step.evaluate([data.part(step.build.world.rank, step.build.world.size).global_batch(0)]).loss.mean)
+    found.append(step.evaluate([data.shard(step.build.world.rank, step.build.world.size).global_batch(0)]).loss.mean)
     with torch.no_grad():
         found.append(sum(full_tensor(p).double().abs().sum().item() for p in step.build.model.parameters()))
     assert step.generate([1, 2, 3], 2, 0.0, 0)

@@ -26,7 +26,7 @@ from jax.profiler import ProfileData
 from tightfit.backends.jax.compiled.trace import read_step, trace_of
 from tightfit.backends.jax.loading import ArrayGlobalBatch
 from tightfit.backends.jax.step import PendingStep, Step
-from tightfit.backends.measured import Measurement
+from tightfit.backends.measurements import Measurement
 from tightfit.errors import ReportError, one_line
 from tightfit.files import replacing
 from tightfit.trace import WALL_PHASES, Op, OpClass, Phase, Trace

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile
 
-from tightfit.backends.measured import Timings
+from tightfit.backends.measurements import Timings
 from tightfit.backends.pytorch.gpu_memory import gpu_memory
 
 

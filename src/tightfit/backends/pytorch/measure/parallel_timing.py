@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from tightfit.backends.base import GlobalBatchSource
-from tightfit.backends.measured import Timings
+from tightfit.backends.measurements import Timings
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard

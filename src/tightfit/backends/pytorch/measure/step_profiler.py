@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tightfit.backends.measured import Measurement
+from tightfit.backends.measurements import Measurement
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.measure.events import measured_lanes, measured_trace, read
 from tightfit.backends.pytorch.measure.marks import Marks, said

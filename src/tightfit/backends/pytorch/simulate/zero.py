@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tightfit.backends.pytorch.simulate.buckets import buckets_of, is_alive
+from tightfit.backends.pytorch.simulate.ddp import buckets_of, is_alive
 from tightfit.backends.pytorch.simulate.spread import spread
 from tightfit.techniques.parallel import BUCKET_BYTES, Zero
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
@@ -45,7 +45,7 @@ def with_zero(trace: Trace, technique: Zero, offloads: bool) -> Trace:
                           category=Category.OPTIMIZER if op == WEIGHTS else Category.GRADIENTS, category_since=born)
 
     made = [piece(0, end, WEIGHTS)]
-    if technique.keeps_parts_on_host:
+    if technique.cpu_offloads:
         made += [piece(0, end, GRADIENTS) for _ in range(1 if technique.shards else 2)]
     else:
         made += [piece(span.start - 1, span.stop, GRADIENTS) for span in trace.spans if span.name == "optimizer"]

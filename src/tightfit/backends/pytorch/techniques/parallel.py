@@ -100,7 +100,7 @@ def _fully_sharded(technique: Fsdp, build: Build, gathered_in: torch.dtype | Non
 def zero(technique: Zero, build: Build) -> Build:
     """This process has a part of each global batch, and DeepSpeed's engine the rest in its hands."""
     if build.world.simulated:  # FSDP divides and gathers what stage 3 does, in the weights' format
-        return _fully_sharded(Fsdp(cpu_offload=technique.keeps_parts_on_host), build, None)
+        return _fully_sharded(Fsdp(cpu_offload=technique.cpu_offloads), build, None)
     build = _in_world(build)
     # Only whoever asks for it pays for the library.
     from tightfit.backends.pytorch.techniques.zero.engine import wrap

@@ -10,17 +10,17 @@ from torch import nn
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.adapters.folder import classifier_head, save_adapter
-from tightfit.backends.pytorch.techniques.adapters.layers import LINEAR, Frozen, frozen_layer, lengths, quantize
+from tightfit.backends.pytorch.techniques.adapters.layers import LINEAR, Frozen, frozen_layer, magnitudes, quantize
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.errors import ModelError, Refused, nearest
-from tightfit.techniques.frozen import Base
+from tightfit.techniques.base import Base
 from tightfit.techniques.trainable import Layers, LowRank
 
 NOTED = 0.05
 """Share of the blocks' weights outside of linear layers from which a note says that they are not quantized."""
 
 
-def hold(technique: Base, build: Build) -> Build:
+def apply_base(technique: Base, build: Build) -> Build:
     """Frozen weights in the base's format, on the device; those of the blocks' linear layers quantized. Where some wait
     in host memory, all are left there: the device may not hold them."""
     device = torch.device("cpu") if build.recipe.offloaded.keeps_weights else build.torch_device
@@ -123,8 +123,8 @@ def _add(technique: LowRank, layer: Frozen, dtype: torch.dtype, draws: torch.Gen
     first = torch.empty(technique.rank, into, device="cpu").uniform_(-(into**-0.5), into**-0.5, generator=draws)
     layer.lora_a = nn.Parameter(first.to(device, dtype))
     layer.lora_b = nn.Parameter(torch.zeros(out, technique.rank, device=device, dtype=dtype))
-    if technique.learns_lengths:
-        layer.lora_magnitude = nn.Parameter(lengths(layer).to(dtype))
+    if technique.learns_magnitude:
+        layer.lora_magnitude = nn.Parameter(magnitudes(layer).to(dtype))
     layer.added = technique
 
 

@@ -59,7 +59,7 @@ def _arithmetic(build: Build) -> dict[str, Any]:
     technique: Any = build.recipe.trainable
     return {
         "peft_type": "LORA", "r": technique.rank, "lora_alpha": technique.alpha, "use_rslora": technique.rslora,
-        "use_dora": technique.learns_lengths,
+        "use_dora": technique.learns_magnitude,
         "fan_in_fan_out": any(isinstance(layer, FrozenConv1D) for _, layer in frozen_layers(build.model)),
     }  # fmt: skip
 

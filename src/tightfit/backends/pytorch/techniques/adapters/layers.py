@@ -127,7 +127,7 @@ def merged_weight(layer: Frozen, dtype: torch.dtype) -> Tensor:
     if layer.added is None:
         return weight
     whole = weight + layer.added.scale * (layer.lora_b.to(dtype) @ layer.lora_a.to(dtype))
-    if layer.added.learns_lengths:
+    if layer.added.learns_magnitude:
         whole = whole * (layer.lora_magnitude.to(dtype) / torch.linalg.vector_norm(whole, dim=1))[:, None]
     return whole
 
@@ -165,7 +165,7 @@ def _forward(layer: Frozen, values: Tensor) -> Tensor:
         return _product(layer, values, layer.bias)
     dropped = F.dropout(values, added.dropout, layer.training) if added.dropout else values
     low = F.linear(F.linear(dropped, layer.lora_a) * added.scale, layer.lora_b)
-    if not added.learns_lengths:
+    if not added.learns_magnitude:
         return _product(layer, values, layer.bias) + low
     factor = _dora_factor(layer, low.dtype)
     if dropped is values:
@@ -206,7 +206,7 @@ def _product(layer: Frozen, values: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-def lengths(layer: Frozen) -> Tensor:
+def magnitudes(layer: Frozen) -> Tensor:
     """The lengths of each output's weights, (out,): what DoRA's learned ones begin with."""
     found: Tensor = torch.linalg.vector_norm(full_weight(layer, torch.float32), dim=1)
     return found

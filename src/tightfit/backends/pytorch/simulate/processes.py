@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from tightfit.backends.pytorch.simulate.buckets import with_buckets
-from tightfit.backends.pytorch.simulate.parts_on_host import with_parts_on_host
+from tightfit.backends.pytorch.simulate.ddp import with_buckets
+from tightfit.backends.pytorch.simulate.fsdp_cpu_offload import with_parts_on_host
 from tightfit.backends.pytorch.simulate.predict import predict as predict_process
 from tightfit.backends.pytorch.simulate.zero import with_zero
 from tightfit.devices import Device
@@ -23,7 +23,7 @@ def predict(recipe: Recipe, device: Device, model: nn.Module | None = None) -> T
     if reasons := recipe.refusals(device):
         raise Refused("; ".join(reasons))
     trace = predict_process(parallel.of_one_process(recipe), device, model, ends_apart=not parallel.syncs_every)
-    offloads = parallel.keeps_parts_on_host and device.kind == "cuda"
+    offloads = parallel.cpu_offloads and device.kind == "cuda"
     if parallel.shards and offloads and recipe.precision != "auto":
         trace = with_parts_on_host(trace, recipe.precision.weight_bytes)
     if isinstance(parallel, Zero):
