@@ -193,6 +193,7 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "l4", "--top", "0"], ["top: 0 should be 1 or more"]),
     (["batch_size=4", "micro_batch_size=8", "--gpu", "l4"], ["micro_batch_size: 8", "batch_size=4"]),
     (["--gpu", "l4", "--price", "l4=1"], ["'l4=1'", "--gpu all"]),
+    (["--gpu", "l4", "--tokens", "1B", "--price", "h100-sxm=2"], ["'h100-sxm=2' is not the price of L4"]),
     (["--gpu", "l4", "--training-args", "gone.json"], ["gone.json", "to_json_string"]),
     (["--gpu", "l4", "--cards=l4"], ["--cards", "cards=l4"]),
     (["--gpu", "l4", "batch_size=0"], ["batch_size", "0"]),

@@ -175,8 +175,16 @@ def _plan(planned: Callable[..., ReadablePlan], options: PlanOptions, key: Calla
     if prices and not tokens:
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all or "
                           "--tokens 1B with it")
-    price = parse_price(prices[0].rpartition("=")[2]) if prices else None
+    of_gpus = parse_prices(prices) if prices and "=" in prices[0] else {}
+    price = None
+    if prices and not of_gpus:
+        price = parse_price(prices[0], f"price: {prices[0]!r} should be what the GPU costs an hour, such as "
+                            "--price 2.50")
     plan, from_cache = _cached(ReadablePlan, key, planned, "traces")
+    if of_gpus:
+        price = of_gpus.get(plan.device.name)
+        if price is None:
+            raise RecipeError(f"price: {prices[0]!r} is not the price of {plan.device.name}; write its price alone")
     plan = replace(plan, candidates=plan.candidates[: options.top], tokens=tokens, cached=from_cache,
                    price=None if price is None else price * max(plan.device.world, 1))
     if options.as_json:

@@ -57,12 +57,12 @@ def parse_tokens(text: str) -> int:
     return round(count)
 
 
-def parse_price(text: str) -> float:
-    """Price of a GPU for an hour. Raises RecipeError."""
+def parse_price(text: str, wrong: str) -> float:
+    """Price of a GPU for an hour. Raises RecipeError with the sentence `wrong`."""
     try:
         price = float(text)
     except ValueError:
         price = math.nan
     if not 0 < price < math.inf:
-        raise RecipeError(f"price: {text!r} should be what the GPU costs an hour, such as --price 2.50")
+        raise RecipeError(wrong)
     return price

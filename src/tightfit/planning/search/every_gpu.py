@@ -14,7 +14,7 @@ from tightfit.planning.estimate import Tools
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress
 from tightfit.planning.search.search import search
-from tightfit.planning.whole_run import WholeRun
+from tightfit.planning.whole_run import WholeRun, parse_price
 from tightfit.recipe import Recipe
 
 
@@ -106,12 +106,8 @@ def parse_prices(given: Sequence[str]) -> dict[str, float]:
     prices: dict[str, float] = {}
     for text in given:
         name, _, number = text.partition("=")
-        try:
-            price = float(number)
-        except ValueError:
-            price = math.nan
-        if not 0 < price < math.inf:
-            raise RecipeError(f"price: {text!r} should be a GPU's name and a number above 0, such as rtx-4090=0.35")
+        price = parse_price(number, f"price: {text!r} should be a GPU's name and a number above 0, such as "
+                            "rtx-4090=0.35")
         try:
             device = find_device(name)
         except RecipeError as error:  # which speaks of --gpu, and ends in the names to choose from
