@@ -70,7 +70,7 @@ def encode(wanted: Wanted, rows: Sequence[Row], tokenizer: Tokenizer, origins: S
 
 
 def _completions(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
-    """Each prompt with its completion behind it, as one text, and what ends it."""
+    """Tokens of each prompt and completion as one text with its end token, and which of them are learned."""
     found = tokenizer.located([prompt + completion for prompt, completion in rows], True)
     for (prompt, completion), (ids, offsets) in zip(rows, found, strict=True):
         learned = _inside(offsets, [(len(prompt), len(prompt) + len(completion))])

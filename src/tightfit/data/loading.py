@@ -1,4 +1,4 @@
-"""From a global batch's index to its micro-batches: the order of the data, exactly resumable."""
+"""Loader of global batches: each a pure function of its index, so that data goes on exactly where it stopped."""
 
 from __future__ import annotations
 

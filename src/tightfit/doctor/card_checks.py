@@ -61,7 +61,7 @@ REST_OF_MACHINE, RESERVE = 250, 1.25
 
 
 def check_card(gpu: Gpu, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
-    """All that concerns one card by itself."""
+    """Checks of a single card."""
     if gpu.error is not None:
         yield say("problem", "error", f"does not answer: {gpu.error}", "restart the machine; if it comes back, look at "
                   "its power cables and temperature, and for Xid errors in `dmesg`")

@@ -46,7 +46,7 @@ def checks(readings: Readings) -> list[Finding]:
 
 
 def problems(findings: list[Finding]) -> list[Finding]:
-    """Those that stop training."""
+    """Findings that stop training."""
     return [finding for finding in findings if finding.severity == "problem"]
 
 

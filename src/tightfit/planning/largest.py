@@ -1,4 +1,4 @@
-"""The largest batch that fits: one search, for whoever asks."""
+"""Largest size that fits a memory limit, by secant search."""
 
 from __future__ import annotations
 

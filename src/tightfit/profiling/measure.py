@@ -35,7 +35,7 @@ from tightfit.training.listeners import Listener
 from tightfit.training.session import open_session
 
 GLOBAL_BATCHES = 16
-"""More global batches than a measurement takes."""
+"""Number of global batches that are prepared; a measurement takes fewer."""
 Readings = Mapping[str, Sequence[float | None]]
 """A card's, a series each."""
 
@@ -172,7 +172,7 @@ class RunProfile:
         self._notes = notes
 
     def timed(self, number: int) -> AbstractContextManager[None]:
-        """Around a step of the run, its wait for a global batch included."""
+        """Context that times a step of the run, its wait for a global batch included."""
         if self._profiler is None or number not in self._timed:
             return nullcontext()
         return self._profiler.timed()

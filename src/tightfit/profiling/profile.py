@@ -131,7 +131,7 @@ def home_of(folder: Path) -> Path | None:
 
 
 def how_to_profile(folder: Path) -> str:
-    """What makes a profile where a folder holds none."""
+    """Hint on how to make a profile where a folder holds none."""
     of_run = folder / "recipe.yaml"
     return (f"`tightfit profile {of_run} output_dir={folder}` writes one there" if of_run.is_file() else
             "write a folder that `tightfit profile RECIPE` made, or `tightfit train RECIPE profile_step=10`")

@@ -20,7 +20,7 @@ from tightfit.text import size
 
 
 def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, log: Callable[[str], None]) -> None:
-    """Say where a resolved recipe's step is predicted to take more memory than is free.
+    """Check of a resolved recipe's predicted step against free memory, which warns.
 
     config: of the recipe's model. Predicting takes seconds, so that a step that fits by a rough bound is not predicted;
     nor is one that its backend would have to compile for it, or whose weights are divided among processes. Raises

@@ -87,7 +87,7 @@ class NullMetricsLog:
     evaluations: tuple[dict[str, Any], ...] = ()
 
     def write(self, values: dict[str, Any]) -> None:
-        """It is written elsewhere."""
+        """Nothing: the first process writes."""
 
     def __enter__(self) -> Self:
         return self

@@ -174,13 +174,13 @@ def compared(found: Evaluated, best: Evaluated) -> str:
 
 
 def faster_by(speed: float, best: float) -> float:
-    """By which share a speed is above the choice's; 0 where that is too little to tell."""
+    """Share by which a speed is above the choice's; 0 where that is too little to tell."""
     share = speed / best - 1 if best else 0.0
     return share if abs(share) >= LEAST_SHARE else 0.0
 
 
 def misses(name: str, memory: Memory) -> str:
-    """By how much a combination of that name does not fit."""
+    """Sentence on the memory that a combination of that name lacks."""
     if memory.host_missing and not memory.missing:
         return (f"{name} does not fit: it needs {size(memory.host)} of host memory, {size(memory.host_missing)} more "
                 "than there are.")

@@ -56,7 +56,7 @@ class Exploration:
 
     @property
     def forecasts(self) -> Forecasts:
-        """From what was evaluated so far."""
+        """Forecasts fitted to all that was evaluated so far."""
         if self._forecasts is None:
             points: dict[Choice, dict[int, Evaluated]] = {}
             for (choice, micro), found in self.found.items():

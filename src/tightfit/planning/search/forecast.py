@@ -154,7 +154,7 @@ class Forecasts:
         return self._forecasts[choice]
 
     def _from(self, relative: Choice, choice: Choice) -> Forecast:
-        """By one combination that was evaluated; what rules of thumb say may be better by a share."""
+        """Forecast from one evaluated combination; the rules of thumb that it takes widen its best case."""
         space, device = self.space, self.space.device
         held = self.parameters * (space.bytes_per_parameter(choice) - space.bytes_per_parameter(relative))
         likely = best = Effect()

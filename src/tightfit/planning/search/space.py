@@ -151,7 +151,7 @@ class Space:
         return [(*choice[:at], value, *choice[at + 1 :]) for value in self.values[ALLOCATOR]]
 
     def non_defaults(self, choice: Choice) -> int:
-        """In how many fields a combination is not the usual one."""
+        """Number of fields in which a combination differs from the usual one."""
         return sum(value != first for value, first in zip(choice, self.plain, strict=True))
 
     def undone(self, choice: Choice) -> list[Choice]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tightfit.backends.pytorch.simulate.spread import spread
+from tightfit.backends.pytorch.simulate.tick_scale import widen_ticks
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
 
 TO_DEVICE, TO_HOST = "fully_shard.to_device", "fully_shard.to_host"
@@ -22,7 +22,7 @@ UPDATES = ("optimizer", "save", "resume")
 def with_parts_on_host(trace: Trace, item: int) -> Trace:
     """The trace of a step with weights, gradients and optimizer states on the device, with these in the host's memory,
     and with their copies. item: bytes of a weight, and of its gradient."""
-    trace = spread(trace)
+    trace = widen_ticks(trace)
     updates = [span for span in trace.spans if span.name in UPDATES]
     copies = list(_copies(trace, item))
     ops = sorted([*map(_where_it_runs, trace.ops), *copies], key=lambda op: op.tick)

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 
 class ByBlock:
-    """An accumulation. sweep_of: how many of so many micro-batches go together. fp32_sums: sum a part's gradients of
-    a sweep in fp32."""
+    """Gradient accumulation block after block, over several micro-batches at a time.
+
+    sweep_of: how many of so many micro-batches go together. fp32_sums: sum a part's gradients of a sweep in fp32.
+    """
 
     def __init__(self, sweep_of: Callable[[int], int], fp32_sums: bool = False) -> None:
         self.sweep_of, self._fp32_sums = sweep_of, fp32_sums

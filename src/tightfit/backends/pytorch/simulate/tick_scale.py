@@ -1,4 +1,4 @@
-"""Room between the events of a trace, for what torch does there out of its sight."""
+"""Tick scaling of a trace, so that events can be inserted that torch makes out of its sight."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from tightfit.trace import Trace
 
-BETWEEN = 4
-"""Ticks that one becomes."""
+TICK_SCALE = 4
+"""Factor of every tick."""
 
 
-def spread(trace: Trace) -> Trace:
+def widen_ticks(trace: Trace) -> Trace:
     """The trace with its ticks further apart."""
 
     def later(tick: int) -> int:
-        return BETWEEN * tick
+        return TICK_SCALE * tick
 
     return replace(
         trace,
