@@ -11,7 +11,7 @@ import peft
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.architectures import tiny_model
 from tightfit.training.trainer import Trainer
@@ -158,6 +158,24 @@ def test_a_damaged_configuration_of_an_adapter_is_named(damage, said, tiny, run)
     assert status == 2
     assert f"tightfit: {config}: not as the run wrote it ({said}" in error.splitlines()[-1]
     assert '"r": 8, "lora_alpha": ' in error.splitlines()[-1]
+
+
+@pytest.mark.parametrize("damage", ["no file", "one tensor less", "an adapter that is not finite"])
+def test_weights_that_are_gone_or_damaged_are_never_merged(damage, tiny, run):
+    Trainer(recipe={**tiny, "trainable": "lora"}).train()
+    model = Path(tiny["output_dir"]) / "model"
+    base, adapter = model / "base" / "model.safetensors", model / "adapter_model.safetensors"
+    if damage == "no file":
+        base.unlink()
+    elif damage == "one tensor less":
+        save_file(dict([*load_file(base).items()][1:]), base, metadata={"format": "pt"})
+    else:
+        save_file({name: tensor.fill_(torch.nan) for name, tensor in load_file(adapter).items()}, adapter)
+
+    status, _, error = run("export", tiny["output_dir"], "--merge")
+    assert status == 2
+    assert str(adapter if "adapter" in damage else base.parent) in error
+    assert not (Path(tiny["output_dir"]) / "merged").exists()
 
 
 def test_a_head_that_is_tied_to_embeddings_is_its_own_once_an_adapter_changed_it(tiny, run):

@@ -140,6 +140,9 @@ def test_a_finished_run_without_its_checkpoints_is_left_alone(recipe):
     with pytest.raises(CheckpointError, match="checkpoints are gone"):
         Trainer(Named(), {**recipe, "max_steps": 5}, ROWS).train()
     assert json.loads((run / "summary.json").read_text())["steps"] == 3
+    (run / "summary.json").write_text("{")  # its model is there all the same
+    with pytest.raises(CheckpointError, match="checkpoints are gone"):
+        Trainer(Named(), recipe, ROWS).train()
 
 
 @pytest.mark.parametrize("prompt", ["", "a \ud800 b"])

@@ -85,6 +85,9 @@ class PlanOptions:
         if len(self.gpus) > 1 or any("," in each for each in self.gpus):
             raise RecipeError(f"gpu: {', '.join(self.gpus)} are several; write one GPU, or --gpu all to compare all of "
                               "them")
+        if "" in (self.longest, self.largest):
+            raise RecipeError("longest, largest: '' names no field; write --longest seq_len, or --largest "
+                              "micro_batch_size")
         if self.longest and self.largest:
             raise RecipeError(f"largest: {self.largest!r} and --longest {self.longest} are two questions; write one of "
                               "them")

@@ -129,6 +129,6 @@ class RunFolder:
         """The summary of a run that finished here; None where there is none that can be read."""
         try:
             values = json.loads((self.path / SUMMARY).read_text("utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
-        return values if isinstance(values, dict) else None
+        return values if isinstance(values, dict) and isinstance(values.get("steps"), int) else None

@@ -196,6 +196,10 @@ LOGGED: Sequence[tuple[str, str, Callable[[Any], str]]] = (
 """Figures of a run's lines of metrics: names, keys and forms."""
 
 
+MOST = 1e100
+"""Numbers in a run's metrics are below it; what is not, or is no number, is left out."""
+
+
 @dataclass(frozen=True)
 class Record:
     """What a run left in its folder. rows: name and value of each figure, as a person reads them. lines: of its
@@ -210,11 +214,11 @@ def record_of(folder: Path) -> Record | None:
     be read."""
     run, lines = RunFolder(folder), list[dict[str, Any]]()
     with suppress(OSError):
-        lines += [{name: value for name, value in line.items() if isinstance(value, int | float)}
+        lines += [{name: value for name, value in line.items() if isinstance(value, int | float) and abs(value) < MOST}
                   for _, line in run.logged()]
     try:
         return Record(Summary.from_dict(run.summary() or {}).rows(), lines)
-    except (TypeError, ValueError, AttributeError):  # none, or of another version
+    except (TypeError, ValueError, AttributeError, OverflowError):  # none, or of another version
         last = {name: value for line in lines for name, value in line.items()}
         rows = [(name, form(last[key])) for name, key, form in LOGGED if key in last]
         return Record(rows, lines) if rows else None

@@ -136,7 +136,8 @@ class Trainer:
             folder.require_fresh()
         kept = bool(checkpoints.folders(folder.checkpoints))
         finished = _finished(folder, recipe, saved)
-        if saved is not None and not kept and finished is None and folder.summary() is not None:
+        if saved is not None and not kept and finished is None and (
+                folder.summary() is not None or (folder.path / MODEL).is_dir()):
             raise CheckpointError(f"output_dir: {folder.path} holds a finished run whose checkpoints are gone; write "
                                   "another output_dir")
         if saved is not None and (kept or finished is not None):

@@ -49,9 +49,18 @@ def test_the_run_that_a_profile_is_of_is_there_where_it_finished(tmp_path):
     read = Read(report(profile(), run=record_of(tmp_path)))
     assert "run" in read.ids
     assert "loss 1.5000, perplexity 4.50, accuracy 25.0%" in read.said
-    for wrong in ({"steps": "<b>"}, {"seconds": None}, {"eval_loss": []}, {"unheard": 1}):
+    for wrong in ({"steps": "<b>"}, {"seconds": None}, {"eval_loss": []}, {"unheard": 1}, {"seconds": 10**400}):
         summary(**wrong)
         assert record_of(tmp_path) is None
+
+
+def test_numbers_that_no_run_writes_are_left_out_of_its_record(tmp_path):
+    lines = ['{"step": 1, "loss": 2.0}', '{"step": 2, "loss": NaN, "peak_memory": Infinity}',
+             f'{{"step": 3, "loss": {10**400}}}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    found = record_of(tmp_path)
+    assert found.lines == [{"step": 1, "loss": 2.0}, {"step": 2}, {"step": 3}]
+    assert "run" in Read(report(profile(), run=found)).ids
 
 
 def test_it_stands_alone(page):

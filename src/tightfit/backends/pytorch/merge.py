@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.assembly import bare_build
+from tightfit.backends.pytorch.models import DrawnAtRandom
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.techniques.adapters.folder import BASE, load_adapter, stored_source
 from tightfit.backends.pytorch.techniques.adapters.layers import dequantize, frozen_layers
@@ -38,6 +39,10 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> tuple[str, ...]:
         notes.append(f"the weights were held in {recipe.base.name}, beside which the adapter was trained: they are "
                      f"written dequantized, as {recipe.base.format(recipe)}")
     build = bare_build(recipe, cpu, torch.device("cpu"))
+    missing = [note for note in build.notes if isinstance(note, DrawnAtRandom)]
+    if missing and (adapter / BASE).is_dir():  # which the run wrote whole
+        raise CheckpointError(f"{adapter / BASE}: {missing[0]}; bring the weights back that the adapter was trained "
+                              "beside, or train again")
     for technique in (recipe.base, recipe.trainable):
         build = APPLY[type(technique)](technique, build)
     load_adapter(build, adapter)

@@ -39,6 +39,12 @@ SEES_BOTH_SIDES = frozenset({"xlnet", "xlm", "flaubert"})
 """Model types whose causal-lm class is not causal by itself."""
 
 
+class DrawnAtRandom(str):
+    """A note on weights that were to be read and are not stored."""
+
+    __slots__ = ()
+
+
 class BuiltModel(NamedTuple):
     """A model in training mode, and what the person who trains it should know, as sentences."""
 
@@ -76,7 +82,8 @@ def build_model(
     notes: list[str] = []
     if stored and source.kind == "folder" and not any(any(Path(source.name).glob(files)) for files in WEIGHT_FILES):
         stored = False
-        notes.append(f"the folder {source.name} holds no weights: the model starts from its configuration")
+        notes.append(DrawnAtRandom(f"the folder {source.name} holds no weights: the model starts from its "
+                                   "configuration"))
     if isinstance(config, TransformerConfig):
         with nullcontext() if stored else drawing:
             model = _our_transformer(config, Path(source.name) if stored else None, task, device, dtype)
@@ -186,8 +193,8 @@ def _from_stored(
                 f"{tuple(wanted)}; take back the changed vocab_size or model_overrides, or write pretrained=false"
             )
         drawn.append(key)
-    notes = [f"not stored with {name}, so drawn at random: {', '.join(drawn)}"] if drawn else []
-    return model.to(device), notes
+    notes = [DrawnAtRandom(f"not stored with {name}, so drawn at random: {', '.join(drawn)}")] if drawn else []
+    return model.to(device), [*notes]
 
 
 def _our_transformer(

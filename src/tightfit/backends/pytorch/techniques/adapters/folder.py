@@ -75,11 +75,14 @@ def load_adapter(build: Build, folder: Path) -> None:
     if {name: t.shape for name, t in tensors.items()} != {name: t.shape for name, t in live.items()}:
         raise CheckpointError(f"{folder}: the adapter is of another model than {build.recipe.model}, or of another "
                               "rank than the run's recipe says")
+    if wrong := [name for name, t in tensors.items() if not (t.is_floating_point() and t.isfinite().all())]:
+        raise CheckpointError(f"{folder / TENSORS}: {wrong[0]} holds values that are no finite numbers; bring the file "
+                              "back as the run wrote it, or train again from a checkpoint")
     try:
         read = json.loads((folder / CONFIG).read_text("utf-8"))
         found = read if isinstance(read, dict) else {}
         wrong = [f"{name} is {shown(found.get(name))}" for name in expected if found.get(name) != expected[name]]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         wrong = [one_line(error)]
     if wrong:
         raise CheckpointError(f"{folder / CONFIG}: not as the run wrote it ({', '.join(wrong)}); bring it back, with "
