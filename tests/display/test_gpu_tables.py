@@ -71,6 +71,20 @@ def test_what_a_card_refuses_of_every_way_is_said_below():
     assert "refused where there is -: precision: T4 has no bf16" in out.getvalue()
 
 
+def test_the_smallest_card_comes_first_and_recipes_say_their_cards():
+    found, one = candidate(estimate()), candidate(estimate(), micro_batch_size=1)
+    fits, small = (CardEstimate(recipe=each.recipe, memory=each.estimate.memory, time=each.estimate.time)
+                   for each in (found, one))
+    cards = tuple(Card(device=find_device(name), ways={"LoRA": way, "QLoRA": replace(way, time=None)})
+                  for name, way in (("t4", small), ("l4", fits), ("a100-80gb-pcie", fits)))
+    out = io.StringIO()
+    show_overview(Overview(asked=found.recipe, cards=cards), Console(file=out, width=200))
+    lines = out.getvalue().splitlines()
+    assert lines[1] == "smallest: LoRA T4, QLoRA none"
+    assert next(line for line in lines if "micro_batch_size=1 " in line).rstrip().endswith(" on T4")
+    assert sum(line.rstrip().endswith(" on the others") for line in lines) == 1
+
+
 def test_long_choices_do_not_break_a_row():
     long = candidate(estimate(), precision="bf16-pure", checkpointing={"name": "memory-budget", "budget": 0.25},
                      optimizer="adamw-anyprecision", compile="per-block",

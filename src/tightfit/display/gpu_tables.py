@@ -63,6 +63,8 @@ def show_overview(overview: Overview, console: Console) -> None:
     names = list(overview.cards[0].ways)
     unit = next((each.time.unit for each in estimates if isinstance(each, CardEstimate) and each.time), "tokens/s")
     console.print(Text(f"{asked.model} on every GPU of the catalogue: {work(asked)}", style="bold"))
+    smallest = [f"{name} {'none' if device is None else device.name}" for name, device in overview.smallest.items()]
+    console.print(Text(f"smallest: {', '.join(smallest)}"))
     table = _table("GPU", ["GiB", *(f"{name}\nGiB {unit}" for name in names)])
     for card in overview.cards:
         cells = [_way(card.ways[name]) for name in names]
@@ -70,10 +72,14 @@ def show_overview(overview: Overview, console: Console) -> None:
     console.print(table)
     legend = Table.grid(padding=(0, 2))
     for name in names:
-        written = dict.fromkeys(as_written(each.recipe) for card in overview.cards
-                                if isinstance(each := card.ways[name], CardEstimate) and each.time)
-        for recipe in written:
-            legend.add_row(Text(name), Text(recipe))
+        cards: dict[str, list[str]] = {}
+        for card in overview.cards:
+            if isinstance(each := card.ways[name], CardEstimate) and each.time:
+                cards.setdefault(as_written(each.recipe), []).append(card.device.name)
+        commonest = max(cards, key=lambda recipe: len(cards[recipe]), default="")
+        for recipe, on in sorted(cards.items(), key=lambda item: item[0] == commonest):
+            where = f" on {', '.join(on) if recipe != commonest else 'the others'}" if len(cards) > 1 else ""
+            legend.add_row(Text(name), Text(f"{recipe}{where}"))
     console.print(legend)
     host = max((each.memory.host for each in estimates if isinstance(each, CardEstimate) and each.time and
                 each.recipe.offloaded.uses_host), default=0)

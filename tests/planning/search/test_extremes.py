@@ -70,23 +70,35 @@ def test_the_longest_sequence_by_few_traces():
     assert recipe.seq_len == most.value == 640
     assert len(asked) == most.traces <= 4
     assert all(each.checkpointing.name == "every-block" and each.micro_batch_size == 1 for each in asked)
-    assert most.text == ("seq_len=640 fits with all blocks on the GPU, with 23.0 GiB in use by the thriftiest recipe; "
-                         "seq_len=768 would take 27.0 GiB. What fits with blocks in the host's memory is not counted: "
-                         "a plan with seq_len=768 tells.")
+    assert most.text == ("seq_len=640 fits with the lowest-memory settings, 23.0 GiB in use; seq_len=768 would take "
+                         "27.0 GiB. Weights, gradients and activations in host memory are not counted: a plan with "
+                         "seq_len=768 tells whether it fits with them there.")
+    assert all(each.offload.name == "host" and each.offload.optimizer == 1 and not each.offload.weights
+               for each in asked)
+
+
+def test_optimizer_states_stay_on_the_gpu_where_host_memory_has_no_room():
+    evaluate, asked = costing(lambda recipe: (4 if recipe.offload.name == "host" else 8) + recipe.seq_len / 32,
+                              lambda recipe: recipe.offload.name == "host")
+    recipe, most = find_largest("seq_len", candidates(GPT2, "seq_len", model_size), CARD, evaluate)
+    assert recipe.seq_len == 512
+    assert most.traces == len(asked)
+    assert {each.offload.name for each in asked} == {"host", "none"}
 
 
 def test_the_largest_model_and_nothing_larger():
     evaluate, _ = costing(lambda recipe: 3 + SIZES[recipe.model])
     recipe, most = find_largest("model=gpt2*", candidates(GPT2, "model=gpt2*", model_size), CARD, evaluate)
     assert (recipe.model, most.value) == ("gpt2-xl", "gpt2-xl")
-    assert most.text.endswith("thriftiest recipe, and none of them is larger.")
+    assert most.text.endswith("in use, and none of them is larger.")
 
 
 def test_where_not_even_the_smallest_fits():
     evaluate, _ = costing(lambda recipe: 30)
     recipe, most = find_largest("micro_batch_size", candidates(GPT2, "micro_batch_size", model_size), CARD, evaluate)
     assert recipe.micro_batch_size == 1
-    assert most.text == "Not even micro_batch_size=1 fits with all blocks on the GPU: it takes 29.0 GiB."
+    assert most.text.startswith("Not even micro_batch_size=1 fits with the lowest-memory settings: it takes 29.0 GiB. "
+                                "Weights, gradients and activations in host memory are not counted")
 
 
 def test_host_memory_that_is_not_there_counts():
@@ -95,8 +107,8 @@ def test_host_memory_that_is_not_there_counts():
     pinned = GPT2.override(offload="host")
     recipe, most = find_largest("micro_batch_size", candidates(pinned, "micro_batch_size", model_size), CARD, evaluate)
     assert recipe.micro_batch_size == most.value == 5
-    assert most.text == ("micro_batch_size=5 fits, with 8.0 GiB in use by the thriftiest recipe; micro_batch_size=6 "
-                         "would take 9.0 GiB, and 1.0 GiB more than the host has.")
+    assert most.text == ("micro_batch_size=5 fits with the lowest-memory settings, 8.0 GiB in use; "
+                         "micro_batch_size=6 would take 9.0 GiB, and 1.0 GiB more than the host has.")
 
 
 def test_what_cannot_be_traced_is_an_error_where_nothing_can():

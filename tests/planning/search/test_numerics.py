@@ -10,6 +10,7 @@ from tightfit.devices import find_device
 from tightfit.planning.estimate import Margin
 from tightfit.planning.search.every_gpu import compare
 from tightfit.planning.search.search import search
+from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
 
 MARGIN = Margin(share=0.0, fixed=0)
@@ -93,6 +94,13 @@ def test_the_smallest_gpu_belongs_to_a_stated_recipe():
     assert tiny.answers.smallest_gpu.name == "20 GB card"
     assert "8 GB card" in tiny.answers.smallest_gpu_changed_text
     assert tiny.candidates[0].estimate.missing == min(c.estimate.missing for c in tiny.candidates)
+
+
+def test_adapters_need_least_memory_in_16_bits():
+    """What the precision adds to a few factors is nothing beside what it saves of the backward pass."""
+    for trainable, precision in (("lora", "bf16"), ("all", "fp32")):
+        recipe = Recipe.from_dict({"batch_size": 4, "compile": "off", "offload": "none", "trainable": trainable})
+        assert Space(recipe, find_device("rtx-4090")).thriftiest.precision.name == precision
 
 
 def test_what_does_not_fit_names_adapters_and_takes_none():

@@ -53,6 +53,14 @@ def test_the_smallest_card_comes_first_with_every_way(found):
     assert found.traces == 8  # each way's for two generations
 
 
+def test_the_smallest_card_of_each_way():
+    found = overview(Recipe.from_dict({**FIELDS, "micro_batch_size": 1}), CARDS, Made(held=1.0))
+    assert found.smallest["QLoRA"] == find_device("t4")
+    assert found.to_json()["smallest"]["QLoRA"] == "T4"
+    none = overview(Recipe.from_dict({**FIELDS, "micro_batch_size": 2}), CARDS, Made(held=1.0))
+    assert set(none.to_json()["smallest"].values()) == {None}
+
+
 def test_what_a_card_refuses_is_said(tools):
     with Alone(tools) as pool:
         found = overview(Recipe.from_dict({**FIELDS, "precision": "bf16"}), CARDS, pool)

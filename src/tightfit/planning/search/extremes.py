@@ -60,15 +60,24 @@ def find_largest(
     asked: str, recipes: Mapping[int, Recipe], device: Device, evaluator: Evaluator, progress: Progress | None = None
 ) -> tuple[Recipe, Largest]:
     """The recipe with the largest value that fits with the margin free, by traces of the thriftiest recipe of each, and
-    that as a sentence; with the smallest value where not even that does. Raises TightfitError where none of them can
-    be traced."""
+    that as a sentence; with the smallest value where not even that does. Optimizer states wait in host memory where
+    that is open and has room for them. Raises TightfitError where none of them can be traced."""
     field, found, failures = asked.partition("=")[0], dict[int, Evaluated](), list[TightfitError]()
+    traces = 0
+
+    def evaluated(recipe: Recipe) -> Evaluated | TightfitError:
+        nonlocal traces
+        traces += 1
+        return evaluator([(recipe, device)])[0]
 
     def needs(value: int) -> float:
         if progress is not None:
-            progress(len(found) + len(failures), None, f"whether {field}={getattr(recipes[value], field)} would do")
+            progress(traces, None, f"whether {field}={getattr(recipes[value], field)} would do")
         try:
-            outcome = evaluator([(Space(recipes[value], device).thriftiest, device)])[0]
+            outcome = evaluated(Space(recipes[value], device).thriftiest)
+            if (isinstance(outcome, Evaluated) and outcome.estimate.memory.host_missing
+                    and recipes[value].offload == "auto"):
+                outcome = evaluated(Space(recipes[value].override(offload="none"), device).thriftiest)
         except Refused as error:
             outcome = error
         if isinstance(outcome, TightfitError):
@@ -83,7 +92,7 @@ def find_largest(
         raise failures[0]
     value = sizes[0] if best is None else best
     shown = getattr(recipes[value], field)
-    return recipes[value], Largest(field=field, value=shown, traces=len(found) + len(failures),
+    return recipes[value], Largest(field=field, value=shown, traces=traces,
                                    text=_sentence(field, recipes, sizes, best, found, device))
 
 
@@ -92,7 +101,6 @@ def _sentence(
     device: Device,
 ) -> str:  # fmt: skip
     streams = recipes[sizes[0]].offload == "auto" and bool(Host.search_settings(recipes[sizes[0]], device))
-    resident = " with all blocks on the GPU" if streams else ""
 
     def written(value: int) -> str:
         shown = getattr(recipes[value], field)
@@ -103,12 +111,15 @@ def _sentence(
         host = f", and {size(memory.host_missing)} more than the host has" if memory.host_missing else ""
         return size(memory.used) + host
 
+    def uncounted(value: int) -> str:
+        return (" Weights, gradients and activations in host memory are not counted: a plan with "
+                f"{written(value)} tells whether it fits with them there." if streams else "")
+
     above = min((value for value in found if best is None or value > best), default=None)
     if best is None:
         taken = f": it takes {takes(above)}" if above is not None else ""
-        return f"Not even {written(sizes[0])} fits{resident}{taken}."
+        return f"Not even {written(sizes[0])} fits with the lowest-memory settings{taken}.{uncounted(sizes[0])}"
     most = {"seq_len": "the model takes no more", MICRO: "batch_size is no more", "model": "none of them is larger"}
     end = f"; {written(above)} would take {takes(above)}" if above is not None else f", and {most[field]}"
-    uncounted = (f" What fits with blocks in the host's memory is not counted: a plan with {written(above)} tells."
-                 if streams and above is not None else "")
-    return f"{written(best)} fits{resident}, with {takes(best)} in use by the thriftiest recipe{end}.{uncounted}"
+    rest = uncounted(above) if above is not None else ""
+    return f"{written(best)} fits with the lowest-memory settings, {takes(best)} in use{end}.{rest}"

@@ -75,12 +75,22 @@ class Overview:
         return any(isinstance(each, CardEstimate) and each.time is not None
                    for card in self.cards for each in card.ways.values())
 
+    @property
+    def smallest(self) -> dict[str, Device | None]:
+        """For each way the smallest card on which it fits; None where there is none."""
+        def trains(card: Card, name: str) -> bool:
+            return isinstance(estimate := card.ways[name], CardEstimate) and estimate.time is not None
+
+        return {name: next((card.device for card in self.cards if trains(card, name)), None)
+                for name in self.cards[0].ways}
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
+        smallest = {name: device and device.name for name, device in self.smallest.items()}
         rows = [{"device": {"name": card.device.name, "memory_bytes": card.device.memory_bytes},
                  "ways": {name: {"refused": estimate} if isinstance(estimate, str) else estimate.to_json()
                           for name, estimate in card.ways.items()}} for card in self.cards]
-        return {"gpus": rows, **({"cached": True} if self.cached else {})}
+        return {"smallest": smallest, "gpus": rows, **({"cached": True} if self.cached else {})}
 
 
 def overview(recipe: Recipe, devices: Iterable[Device], pool: Pool, progress: Progress | None = None) -> Overview:

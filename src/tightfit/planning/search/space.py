@@ -26,6 +26,8 @@ Level = tuple[int, int]
 """Change of numerics of a combination: its harshest technique, then the sum of all."""
 LAST_RESORT = 4
 """The `numerics_change` that is taken only where nothing milder fits: another learning rate is wanted."""
+QUICK = 2
+"""Cost of a trace up to which it is quick: with optimizer states in host memory, and no compiled step."""
 ALLOCATOR = "expandable_segments"
 """The field that decides how the allocator lays a step out, and nothing of the step itself."""
 
@@ -178,8 +180,10 @@ class Space:
         return tuple(f"{technique.slot}={technique.name}" for technique in picked if technique.numerics_change)
 
     def least_memory(self, choices: Sequence[Choice]) -> Choice:
-        """The one of several combinations that is likeliest to need least memory."""
-        return min(choices, key=lambda c: (self.bytes_per_parameter(c), self.activation_share(c), self.non_defaults(c)))
+        """The one of several combinations that is likeliest to need least memory: by what the model holds, and where
+        that is as good as the same, as of adapters alone, by what is kept for the backward pass."""
+        return min(choices, key=lambda c: (round(self.bytes_per_parameter(c), 1), self.activation_share(c),
+                                           self.non_defaults(c)))
 
     @property
     def thriftiest(self) -> Recipe:
@@ -187,8 +191,8 @@ class Space:
         trace where there is one."""
         level = min(map(self.level, self.choices))
         mildest = [choice for choice in self.choices if self.level(choice) == level]
-        plain = [choice for choice in mildest if self.cost(choice) == 1]
-        return self.recipe_for(self.least_memory(plain or mildest), self.sizes[0])
+        quick = [choice for choice in mildest if self.cost(choice) <= QUICK]
+        return self.recipe_for(self.least_memory(quick or mildest), self.sizes[0])
 
     def activation_share(self, choice: Choice) -> float:
         """The share of what the heaviest techniques keep for the backward pass, as declared."""
