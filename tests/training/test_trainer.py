@@ -20,7 +20,7 @@ from tightfit.cli import app
 from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError, Refused
 from tightfit.training import run_folder
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
-from tightfit.training.run_folder import LOCK
+from tightfit.training.run_folder import LOCK, folder_name
 
 ROWS = [{"input_ids": list(range(i, i + 16))} for i in range(40)]
 
@@ -245,8 +245,28 @@ def test_a_gpus_plan_on_a_processor_says_what_to_leave_open(tiny, changes, field
     assert warnings == ([fields] if fields else [])
 
 
+def test_a_resumed_run_is_no_gpus_plan(recipe, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said, values = Said(), {**recipe, "device": "auto", "precision": "bf16", "save_steps": 1, "max_steps": 1}
+    for changes in ({}, {"max_steps": 2, "micro_batch_size": 2}):
+        Trainer(Named(), {**values, **changes}, ROWS, listener=said).train()
+    assert any("resum" in text for text in said.texts)
+    assert not any("has no GPU" in text for text in said.texts)
+
+
+@pytest.mark.parametrize(("name", "folder"), [
+    ("./chat", "chat"), ("../x/model", "model"), ("/data/model/", "model"), ("~/model", "model"), (".\\chat", "chat"),
+    ("C:\\models\\mine", "mine"), ("owner/model", "owner--model"), ("a.b:make", "a.b-make"), ("./mine.yaml", "mine"),
+])  # fmt: skip
+def test_a_run_folder_is_called_as_the_model(name, folder):
+    assert folder_name(name) == folder
+
+
 @pytest.mark.parametrize(("written", "noted"), [({}, []), ({"per_device_eval_batch_size": 16, "do_train": True},
-                                                            ["do_train, per_device_eval_batch_size"])])
+                                                            ["do_train, per_device_eval_batch_size"]),
+    ({"optim": "adamw_bnb_8bit"}, []), ({"save_strategy": "epoch"}, ["save_strategy=epoch (write save_steps=...)"]),
+    ({"optim": "paged_adamw_32bit"}, ["paging of the optimizer, which is bitsandbytes' own (write offload=host)"]),
+])
 def test_arguments_without_effect_are_named_where_they_are_no_defaults(recipe, written, noted):
     own = {field: recipe[field] for field in ("vocab_size", "seq_len", "output_dir", "device")}
     arguments = {"per_device_train_batch_size": 4, "max_steps": 1, **written}

@@ -33,10 +33,10 @@ def resolve(recipe: Recipe, device: Device) -> Recipe:
 
 
 def other_than_usual(recipe: Recipe, device: Device) -> list[str]:
-    """The fields of a recipe that say another thing than `auto`, and than what that stands for on a device."""
+    """The slots of a recipe that say another thing than `auto`, and than what that stands for on a device."""
     fields = ["micro_batch_size", *(slot for slot, variants in SLOTS.items() if variants[0].may_be_auto)]
     usual = resolve(recipe.model_copy(update=dict.fromkeys(fields, "auto")), device)
-    return [field for field in fields if getattr(recipe, field) not in ("auto", getattr(usual, field))]
+    return [slot for slot in fields[1:] if getattr(recipe, slot) not in ("auto", getattr(usual, slot))]
 
 
 def fill_rest(recipe: Recipe, device: Device) -> Recipe:

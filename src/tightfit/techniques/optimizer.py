@@ -111,7 +111,8 @@ class AdamW(_Adam):
 
     hf_names: ClassVar = {"adamw_torch_fused": {"implementation": ("auto", "fused")},
                           "adamw_torch": {"implementation": ("foreach",)},
-                          "adamw_apex_fused": {"implementation": ("apex",)}}
+                          "adamw_apex_fused": {"implementation": ("apex",)},
+                          "paged_adamw_32bit": {"implementation": ("auto",)}}
     hf_names_on_cpu: ClassVar = {"adamw_torch": {"implementation": ("loop",)}}
     hf_adam: ClassVar[bool] = True
 
@@ -242,7 +243,7 @@ class AdamW8bit(_Quantized):
     memory: ClassVar[str] = "2 bytes a parameter, 8 for embeddings"
     state_bytes: ClassVar[float] = 2.0
     hf_names: ClassVar = {name: {"block_size": (256,)} for name in
-                          ("adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit")}  # fmt: skip
+                          ("adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")}  # fmt: skip
 
     def saving(self, recipe: Recipe) -> str:
         pinned = recipe.optimizer

@@ -71,8 +71,15 @@ def run_path(recipe: Recipe, name: str) -> Path:
 
 
 def folder_name(name: str) -> str:
-    """The name of a recipe or model as a folder's: `mine` for `mine.yaml`, `owner--model` for `owner/model`."""
-    return Path(name).stem if name.endswith((".yaml", ".yml")) else re.sub(r"[/\\]", "--", name).replace(":", "-")
+    """The name of a recipe or model as a folder's: `mine` for `mine.yaml`, `owner--model` for `owner/model`, `model`
+    for `../model`."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(name).stem
+    first, *below = re.split(r"[/\\]+", name.rstrip("/\\"))
+    if below and (first in ("", ".", "..") or first.startswith("~") or first.endswith(":")):
+        first, *below = below[-1:]
+    plain = "--".join([first, *below]).replace(":", "-")
+    return plain if plain.strip(".") else Path(name).resolve().name
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,9 @@ class Session:
         return self.backend.build(self.recipe, self.device, self.module, self.config)
 
 
-def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
-    """The recipe on its device, with no `auto` left (`planning.resolve_auto`). Raises Refused where nothing fits, and
-    with all reasons where a technique cannot serve."""
+def open_session(recipe: Recipe, log: Log, *, module: Any = None, resumed: bool = False) -> Session:
+    """The recipe on its device, with no `auto` left (`planning.resolve_auto`). resumed: whether a run's own recipe
+    filled it. Raises Refused where nothing fits, and with all reasons where a technique cannot serve."""
     backend = load_backend(recipe.backend.name)
     device = backend.device(recipe)
     workers, most = recipe.loading.workers, MOST_WORKERS * cores()
@@ -113,7 +113,8 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None) -> Session:
         raise Refused(f"loading.workers: {workers} processes are too many for this machine's "
                       f"{counted(cores(), 'core')}; write loading.workers={cores()}, or {most} at most")
     resolved, plan = resolve_auto(recipe, own_target(device), backend, log, module)
-    pinned = [] if recipe.open_choices() or recipe.device != "auto" else other_than_usual(recipe, device)
+    chosen = resumed or recipe.open_choices() or recipe.device != "auto"
+    pinned = [] if chosen else other_than_usual(recipe, device)
     if device.kind == "cpu" and pinned:
         log("warning: this machine has no GPU, and the recipe leaves nothing to choose for its processor, as one that "
             f"was planned for a GPU: write {' '.join(f'{field}=auto' for field in pinned)} for what is usual here, or "

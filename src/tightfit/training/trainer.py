@@ -158,7 +158,7 @@ class Trainer:
             if ignored := without_effect(recipe.hugging_face):
                 self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect "
                                       f"here: {', '.join(ignored)}")
-        session = open_session(recipe, self.listener.message, module=self.module)
+        session = open_session(recipe, self.listener.message, module=self.module, resumed=saved is not None and kept)
         session.check_memory(self.listener.message)
         return session
 
