@@ -151,8 +151,9 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
     if train.classes is not None and evaluation.classes is not None:
         classes = len(names) or 1 + int(max(train.classes.max(), evaluation.classes.max(initial=0)))
         if classes > facts.num_labels:
+            numbered = "" if names else "number them from 0, or "  # texts are numbered here
             raise DataError(f"{LABEL}: {split.corpus.name} has {classes} classes and the model {facts.num_labels}; "
-                            f"number them from 0, or write num_labels={classes}")
+                            f"{numbered}write num_labels={classes}")
     packed = task.packs and recipe.data.packing
     tokens = len(train.streams[TEXT])
     if packed and tokens < recipe.seq_len:
