@@ -163,11 +163,11 @@ def held_to(record: Mapping[str, Any]) -> Iterator[str | Table]:
     yield ("of", "cases", "limit", "measured", "met"), [
         _held(line) for line in (*record["held_to"], *ops["held to"]) if line["rows"]
     ]
-    yield ("Of the runs of grade B whose peak the allocator told, those of transformers' models in rows of one length "
-           "are [adapters' and one full fine-tuning's](#adapters); the others reserved it over batches of many "
-           "lengths, predicted as all of the longest, or are of LitGPT's own model, [predicted as "
-           "transformers'](#far-off). Of single layers, those furthest off are RMSNorm's and rotary embeddings', which "
-           "torch and transformers of 2024 compute by other ops.")
+    yield ("Grade B has three kinds of runs whose peak was measured by PyTorch's allocator: transformers' models in "
+           "rows of one length ([LoRA, QLoRA and full fine-tuning](#adapters)); runs whose reserved memory was "
+           "measured over batches of many lengths, and is predicted as if all were the longest; and LitGPT's own "
+           "model, [predicted as transformers'](#far-off). Of single layers, those furthest off are RMSNorm and "
+           "rotary embeddings, which torch and transformers of 2024 compute by other ops.")
 
 
 def _held(line: Mapping[str, Any]) -> tuple[str, ...]:

@@ -202,7 +202,7 @@ MOST = 1e100
 
 @dataclass(frozen=True)
 class Record:
-    """What a run left in its folder. rows: name and value of each figure, as a person reads them. lines: of its
+    """Record of a run, read from its folder. rows: name and value of each figure, as a person reads them. lines: of its
     metrics, each a mapping with its step."""
 
     rows: Sequence[tuple[str, str]]
