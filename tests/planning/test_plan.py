@@ -64,7 +64,7 @@ def test_json_has_the_documented_shape():
 
 
 def test_candidates_are_ranked_and_differ():
-    plan = of(TOY, 30 * MIB)
+    plan = of(TOY, 30 * MIB, offload="none")
     assert plan.candidates[0] is plan.chosen
     assert plan.recipe == plan.chosen.recipe
     fitting = [c for c in plan.candidates if c.estimate.fits == "yes"]
@@ -149,7 +149,7 @@ def test_a_limit_on_traces_is_not_taken_for_an_answer(monkeypatch):
     toy = replace(TOY, saved={"attention": 900_000, "mlp": 900_000, "norm": 900_000}, entry=20_000)
     memory = needed(toy, micro_batch_size=1)
     recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, **PINS})
-    monkeypatch.setattr("tightfit.planning.search.search.TRACES", 1)
+    monkeypatch.setattr("tightfit.planning.search.budget.ANSWERS", 0)
     answers = search(recipe, gpu(memory), toy.tools(), margin=MARGIN).answers
     assert answers.smallest_change_text == ("No single change was found that would make it fit: the limit on traces "
                                             "was reached.")

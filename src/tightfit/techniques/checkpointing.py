@@ -76,7 +76,7 @@ class EveryBlock(Checkpointing):
         return [cls(), cls(apart=True)] if recipe.backend.compiles_whole_steps else [cls()]
 
     def saving(self, recipe: Recipe) -> str:
-        kept = recipe.checkpointing != "auto" and recipe.checkpointing.activation_share > self.activation_share
+        kept = recipe.checkpointing != "auto" and recipe.checkpointing.kept_share > self.kept_share
         return "activations are computed again, 20 to 30 % slower" if kept else ""
 
     def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
@@ -175,14 +175,19 @@ class Selective(Checkpointing):
     name: ClassVar[str] = "selective"
     speed: ClassVar[str] = "a few percent slower"
     memory: ClassVar[str] = "saves the element-wise and normalization results"
-    activation_share: ClassVar[float] = 0.3
-    recomputing: ClassVar[float] = 0.1
 
     keep: Literal["matmul-and-attention", "attention", "every-other-matmul"] = "matmul-and-attention"
     """Which results to keep: every matrix product's and attention's, attention's alone, or attention's and every
     second matrix product's."""
     offload: bool = False
     """Keep them in the host's memory while the forward pass goes on (backend: jax)."""
+
+    @property
+    def kept_share(self) -> float:
+        return {"matmul-and-attention": 0.45, "attention": 0.12, "every-other-matmul": 0.3}[self.keep]
+
+    def slowdown(self, device: Device) -> float:
+        return {"matmul-and-attention": 0.1, "attention": 0.23, "every-other-matmul": 0.16}[self.keep]
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if self.offload and recipe.backend.runs_torch:
@@ -198,7 +203,7 @@ class Selective(Checkpointing):
         return [cls()] if recipe.backend.compiles_whole_steps else cls.representative_settings()
 
     def saving(self, recipe: Recipe) -> str:
-        kept = recipe.checkpointing != "auto" and recipe.checkpointing.activation_share > Segments.activation_share
+        kept = recipe.checkpointing != "auto" and recipe.checkpointing.kept_share > Segments.activation_share
         return "cheap results are computed again" if kept else ""
 
 

@@ -18,6 +18,12 @@ STREAMED: Mapping[str, str] = {"offload": "host", "accumulation": "by-block", "u
 """The fields of a recipe whose blocks wait in the host's memory: what takes least of the device's."""
 
 
+MOST_COPIED = 0.45
+"""`kept_share` of the checkpointing above which a search does not look at activations in host memory: without
+checkpointing steps of qwen2.5-1.5b, 16 x 4,096 tokens on an RTX 4090, are predicted to take 2.4 times as long, for
+their copies."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostShares:
     """The shares of the blocks whose tensors wait in host memory, from 0 to 1. embeddings: whether those of the input
@@ -135,11 +141,30 @@ class Host(Offload):
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
-        """The optimizer's states alone, which are read once a step; blocks follow where memory is short. Beside frozen
-        weights there are few."""
-        few = device.kind != "cuda" or recipe.trainable.freezes
-        settings = [] if few else [cls(weights=0, gradients=0)]
-        return settings if recipe.backend.name in cls.auto_on else []
+        """The optimizer's states alone, which are read once a step, and of which there are few beside frozen weights;
+        all of the blocks; and what the model has outside of them as well."""
+        if device.kind != "cuda" or recipe.backend.name not in cls.auto_on:
+            return []
+        states = [] if recipe.trainable.freezes else [cls(weights=0, gradients=0)]
+        return [*states, cls(activations=1), cls(activations=1, embeddings=True)]
+
+    def slowdown(self, device: Device) -> float:
+        shares: list[float] = list(vars(self.shares).values())
+        return sum(share > 0 for share in shares) * super().slowdown(device)
+
+    def redundant(self, recipe: Recipe, written: Recipe) -> bool:
+        """What blocks keep for the backward pass waits as well, and is little where it is not to be waited for."""
+        chosen = recipe.checkpointing
+        keeps_much = chosen != "auto" and chosen.kept_share > MOST_COPIED
+        return bool(self.shares.activations) and keeps_much and written.checkpointing == "auto"
+
+    @property
+    def kept_share(self) -> float:
+        return 1 - 0.8 * self.shares.activations
+
+    @property
+    def preferred(self) -> Self | None:
+        return replace(self, embeddings=False) if self.embeddings else None
 
     @property
     def thriftier_knobs(self) -> list[tuple[dict[str, Any], str]]:

@@ -292,6 +292,6 @@ class AdamWAnyPrecision(_Decaying):
     variance: Literal["fp32", "bf16"] = "bf16"
     """Format of the running mean of squares."""
 
-    def redundant(self, recipe: Recipe) -> bool:
+    def redundant(self, recipe: Recipe, written: Recipe) -> bool:
         """AdamW's states are bf16 already where the weights are."""
         return recipe.precision != "auto" and recipe.precision.weight_rounding is not None

@@ -27,6 +27,7 @@ BUCKET_BYTES = 25 << 20
 
 class Parallel(Technique):
     slot: ClassVar[str] = "parallel"
+    changes_states: ClassVar[bool] = True
     may_be_auto: ClassVar[bool] = False
     every_device: ClassVar[bool] = False
     """Whether one process uses all of this machine's devices."""

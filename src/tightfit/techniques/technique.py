@@ -136,6 +136,16 @@ class Technique:
         """`slowdown_share` on that device."""
         return self.slowdown_share.get(device.kind, 0.0)
 
+    @property
+    def kept_share(self) -> float:
+        """`activation_share` with these knobs."""
+        return self.activation_share
+
+    @property
+    def preferred(self) -> Self | None:
+        """The same with other knobs, which is never slower, so that this one is for where that does not fit."""
+        return None
+
     def dominating_variant(self, device: Device) -> str:
         """`dominated_by` on that device; empty where none is known."""
         return self.dominated_by.get(device.kind, "")
@@ -145,8 +155,9 @@ class Technique:
         parameter, as a rule of thumb; below zero for what it moves elsewhere."""
         return 0.0
 
-    def redundant(self, recipe: Recipe) -> bool:
-        """Whether it changes nothing beside the other techniques of a resolved recipe."""
+    def redundant(self, recipe: Recipe, written: Recipe) -> bool:
+        """Whether a search need not look at it beside the other techniques of a resolved recipe. written: the same
+        before anything was resolved."""
         return False
 
     def saving(self, recipe: Recipe) -> str:

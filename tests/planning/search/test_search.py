@@ -25,7 +25,7 @@ from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
 
 MARGIN = Margin(share=0.03, fixed=0)
-FEWER = {"expandable_segments": False, "attention": "sdpa", "loss": "plain"}
+FEWER = {"expandable_segments": False, "attention": "sdpa", "loss": "plain", "offload": "none"}
 """Fields that the toy's costs do not depend on, or not in a way of their own."""
 
 
@@ -154,10 +154,11 @@ def test_no_choice_is_worse_than_one_of_its_own_pinnings(field):
 
 
 def test_keeps_to_a_smaller_number_of_traces_and_says_what_was_left_out(monkeypatch):
-    monkeypatch.setattr("tightfit.planning.search.search.TRACES", 5)
+    monkeypatch.setattr("tightfit.planning.search.budget.ANSWERS", 0)
     toy = Toy.drawn(15)
-    plan = of(toy, memory_for(toy, 15))
-    assert len(toy.calls) == plan.predictions <= 5
+    recipe = Recipe.from_dict({"batch_size": 16, **FEWER})
+    plan = search(recipe, gpu(memory_for(toy, 15)), toy.tools(), margin=MARGIN, traces=8)
+    assert len(toy.calls) == plan.predictions <= 8
     assert any("not traced" in note for note in plan.notes)
     assert plan.recipe
 
@@ -177,14 +178,14 @@ def test_explaining_traces_nothing():
     assert len(toy.calls) == made
 
 
-def test_a_budget_keeps_traces_back_until_they_are_released():
+def test_a_spent_budget_is_extended_for_answers():
     recipe = search(Recipe(batch_size=4), gpu(1 << 34), Toy.drawn(12).tools()).recipe
-    budget = TraceBudget(limit=2, kept_back=1)
+    budget = TraceBudget(limit=1)
     budget.check()
     budget.take(recipe)
     with pytest.raises(TraceBudgetExceeded):
         budget.check()
-    budget.release()
+    budget.extend()
     budget.check()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.exploration import MICRO, Exploration
-from tightfit.planning.search.question import Question
 from tightfit.planning.search.wording import choices_text
 from tightfit.text import size
 
@@ -19,7 +18,7 @@ def adapters(exploration: Exploration) -> str:
     if recipe.mode != "train" or recipe.trainable.freezes or not recipe.backend.runs_torch:
         return ""
     least = space.thriftiest.model_copy(update={"precision": space.values["precision"][0]})  # fp32 keeps no copies
-    question, found = Question(exploration, len(WAYS)), []
+    found: list[str] = []
     parameters = max(evaluated.parameters for evaluated in exploration.found.values())
     for way in WAYS:
         changed = least.override(**way, offload="none")
@@ -31,7 +30,7 @@ def adapters(exploration: Exploration) -> str:
             found.append(f"{written} would take more than {size(round(weights))}, which does not fit")
             continue
         try:
-            cost = question.cost(changed, f"whether {written} would do")
+            cost = exploration.cost(changed, f"whether {written} would do")
         except TraceBudgetExceeded:
             break
         if cost is not None:

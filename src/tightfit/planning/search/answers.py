@@ -8,12 +8,13 @@ from dataclasses import replace
 from tightfit.devices import Device
 from tightfit.planning.estimate import Margin
 from tightfit.planning.plan import Answers
+from tightfit.planning.search.adapters import adapters
 from tightfit.planning.search.changes import gain_of_opening, misalignments, smallest_change, smallest_gpu
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.explain import compared, why
 from tightfit.planning.search.exploration import MICRO, Exploration
+from tightfit.planning.search.host_memory import enough_host_memory, keeps_all
 from tightfit.planning.search.more_gpus import more_gpus, scaling
-from tightfit.planning.search.streamed import keeps_all
 from tightfit.planning.search.wording import field_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
@@ -56,7 +57,8 @@ def all_answers(
         smallest_gpu_text=gpu_text,
         smallest_gpu_changed_text=gpu_changed_text,
         open_fields=gain_of_opening(exploration, head) if trains and fits else "",
-        offload="" if fits else keeps_all(exploration),
+        adapters="" if fits else adapters(exploration),
+        offload="" if fits else keeps_all(recipe, exploration.device) or enough_host_memory(exploration),
         misaligned=misalignments(exploration, head) if trains and fits else (),
         scaling=scaling(exploration, head) if fits else None,
     )

@@ -1,4 +1,4 @@
-"""The budget of a search: how many traces it may still make, and what they are counted for."""
+"""The budget of a search: how many traces it may still make."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from tightfit.planning.search.space import trace_cost
 from tightfit.recipe import Recipe
 
+ANSWERS = 16
+"""Traces that are made for what is asked beside the choice, at most."""
+
 
 class TraceBudgetExceeded(Exception):
     """No more may be traced."""
@@ -14,18 +17,17 @@ class TraceBudgetExceeded(Exception):
 
 @dataclass(kw_only=True)
 class TraceBudget:
-    """limit: traces at most, one of a compiled step counted as several. kept_back: how many of them are left for what
-    is asked beside the choice, until they are released. spent: of `limit`. made: traces counted as one each."""
+    """limit: traces at most, one of a compiled step counted as several. spent: of `limit`. made: traces counted as one
+    each."""
 
     limit: int
-    kept_back: int = 0
     spent: int = 0
     made: int = 0
 
     @property
     def exhausted(self) -> bool:
         """Whether nothing is left."""
-        return self.spent >= self.limit - self.kept_back
+        return self.spent >= self.limit
 
     def check(self) -> None:
         """Raise TraceBudgetExceeded where nothing is left."""
@@ -37,6 +39,6 @@ class TraceBudget:
         self.made += 1
         self.spent += trace_cost(recipe)
 
-    def release(self) -> None:
-        """Give out what was kept back."""
-        self.kept_back = 0
+    def extend(self) -> None:
+        """Allow for the answers beside the choice."""
+        self.limit = self.spent + ANSWERS

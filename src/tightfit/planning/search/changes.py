@@ -15,7 +15,6 @@ from tightfit.planning.plan import Change
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration
-from tightfit.planning.search.question import Question
 from tightfit.planning.search.space import ALLOCATOR, Choice, Space, micro_batch_sizes, trace_cost
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.planning.suggestions import Saving, savings
@@ -25,10 +24,6 @@ from tightfit.techniques import SLOTS
 from tightfit.techniques.attention import NO_DROPOUT
 from tightfit.text import size
 
-CHANGES_TRACED = 12
-"""Recipes traced at most for an answer."""
-GPUS_TRACED = 3
-"""GPUs that traces are made for, at most."""
 SHORTEST = 128
 """Tokens of the shortest sequences that are proposed."""
 FEW_OPEN = 2
@@ -47,17 +42,16 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     tightest = exploration.space.values[ALLOCATOR][-1]
     least = replace(least, recipe=least.recipe.model_copy(update={ALLOCATOR: tightest}))
     usable = exploration.usable_bytes(with_margin=True)
-    question = Question(exploration, CHANGES_TRACED)
     if recipe.mode == "inference":
-        return _smaller_batch(question, least)
+        return _smaller_batch(exploration, least)
     memory = least.estimate.memory
     if memory.host_missing and not memory.missing:
         none = f"With {size(memory.host_needed)} of host memory it fits; with this one, no single change would help"
     try:
-        for found in _changes(question, least, usable):
+        for found in _changes(exploration, least, usable):
             if found is not None:
                 return found, f"The smallest that makes it fit: {found.text} ({found.why})."
-        together = _together(question, least)
+        together = _together(exploration, least)
     except TraceBudgetExceeded:
         return None, "No single change was found that would make it fit: the limit on traces was reached."
     if together:
@@ -68,27 +62,27 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     return None, f"{none}."
 
 
-def _changes(question: Question, least: Evaluated, usable: int) -> Iterator[Change | None]:
+def _changes(exploration: Exploration, least: Evaluated, usable: int) -> Iterator[Change | None]:
     """Changes of what is pinned, the smallest first, then a shorter sequence; None for what does not help."""
-    recipe, memory = question.exploration.space.recipe, least.estimate.memory
-    for saving in savings(recipe, question.exploration.device):
-        yield _with(question, least, saving)
+    recipe, memory = exploration.space.recipe, least.estimate.memory
+    for saving in savings(recipe, exploration.device):
+        yield _with(exploration, least, saving)
     fixed = least.held > usable or memory.host_missing > memory.host_by_category.get("activations", 0)
     if fixed or TASKS[recipe.task].reads != "tokens":
         return  # no shorter sequence changes what weights, gradients and states take
     halves = [recipe.seq_len >> times for times in range(recipe.seq_len.bit_length(), 0, -1)]
-    found = question.largest(least.recipe, [length for length in halves if length >= SHORTEST], ("seq_len",))
+    found = exploration.largest(least.recipe, [length for length in halves if length >= SHORTEST], ("seq_len",))
     if found is not None:
         yield Change(text=f"seq_len={found.recipe.seq_len}", why="shorter sequences", estimate=found.estimate)
 
 
-def _with(question: Question, least: Evaluated, saving: Saving) -> Change | None:
+def _with(exploration: Exploration, least: Evaluated, saving: Saving) -> Change | None:
     """The change, if the thriftiest recipe fits with it; of the micro-batch the largest that does."""
-    space, device, micro = question.exploration.space, question.exploration.device, _micro(least)
+    space, device, micro = exploration.space, exploration.device, _micro(least)
     text, changes = saving.text, {saving.field: saving.value}
     if saving.field == MICRO:
         sizes = [size for size in micro_batch_sizes(space.recipe.batch_size) if size < micro]
-        found = question.largest(least.recipe, sizes)
+        found = exploration.largest(least.recipe, sizes)
         text = "" if found is None else f"{MICRO}={found.recipe.micro_batch_size}"
     else:
         changed = least.recipe.override(**changes)
@@ -100,7 +94,7 @@ def _with(question: Question, least: Evaluated, saving: Saving) -> Change | None
                 changed = opened.recipe_for(opened.least_memory(opened.choices), micro)
             except Refused:
                 return None
-        found = question.cost(changed, f"whether {text} would do")
+        found = exploration.cost(changed, f"whether {text} would do")
     if found is None or not found.estimate.safe:
         return None
     numerics = [change for change in space.numerics(found.recipe) if change.partition("=")[0] != saving.field]
@@ -108,10 +102,10 @@ def _with(question: Question, least: Evaluated, saving: Saving) -> Change | None
     return Change(text=text, why=saving.why + also, estimate=found.estimate)
 
 
-def _together(question: Question, least: Evaluated) -> str:
+def _together(exploration: Exploration, least: Evaluated) -> str:
     """Changes with which it fits: every pin that can save memory without changing numerics does; empty where that is
     not enough."""
-    recipe, device = question.exploration.space.recipe, question.exploration.device
+    recipe, device = exploration.space.recipe, exploration.device
     thrifty = {saving.field: saving.value for saving in savings(recipe, device) if not saving.changes_numerics}
     if len(thrifty) < 2:
         return ""
@@ -120,7 +114,7 @@ def _together(question: Question, least: Evaluated) -> str:
     if whole.refusals(device):
         return ""
     sizes = [size for size in micro_batch_sizes(recipe.batch_size) if size <= _micro(least)]
-    found = question.largest(whole, sizes)
+    found = exploration.largest(whole, sizes)
     return "" if found is None else choices_text(found.recipe, least.recipe)
 
 
@@ -130,10 +124,10 @@ def _micro(found: Evaluated) -> int:
     return micro
 
 
-def _smaller_batch(question: Question, nearest: Evaluated) -> tuple[Change | None, str]:
+def _smaller_batch(exploration: Exploration, nearest: Evaluated) -> tuple[Change | None, str]:
     """The largest batch of inference, halving, with which the nearest combination fits, and that as a sentence."""
     batches = [nearest.recipe.batch_size >> shift for shift in range(nearest.recipe.batch_size.bit_length())][:0:-1]
-    found = question.largest(nearest.recipe, batches, ("batch_size", MICRO))
+    found = exploration.largest(nearest.recipe, batches, ("batch_size", MICRO))
     if found is None:
         return None, "No smaller batch would make it fit, not even batch_size=1."
     change = Change(text=f"batch_size={found.recipe.batch_size}", why="fewer at once", estimate=found.estimate)
@@ -169,10 +163,11 @@ def _smallest(
     if cheap or not any(choice in choices for choice, _ in exploration.found):
         with contextlib.suppress(TraceBudgetExceeded):
             exploration.evaluate([(space.least_memory(cheap or choices), exploration.sizes[0])])
-    known = [found for (choice, _), found in exploration.found.items() if choice in choices]
+    known = [found for (choice, _), found in exploration.found.items()
+             if choice in choices and not (cheap and found.recipe.offloaded.needs_by_block)]
     if not known:
         return None, "The smallest GPU is not known: the limit on traces was reached."
-    question, least = Question(exploration, GPUS_TRACED), min(known, key=lambda found: found.estimate.memory.used)
+    least = min(known, key=lambda found: found.estimate.memory.used)
     fits, too_small, beyond = least.fit_rank.fits, "", 0
     if least.estimate.memory.host_missing:
         return None, ""  # which no GPU mends
@@ -186,7 +181,7 @@ def _smallest(
             continue
         dear = trace_cost(there) > 1
         try:
-            cost = least if dear else question.cost(there, f"whether {gpu.name} would do", gpu)
+            cost = least if dear else exploration.cost(there, f"whether {gpu.name} would do", gpu)
         except TraceBudgetExceeded:
             tried = f"{too_small} is too small, and l" if too_small else "L"
             return None, f"{tried}arger GPUs of the catalogue were not traced: the limit on traces was reached."
@@ -234,7 +229,7 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
     opened = recipe.model_copy(update={**dict.fromkeys(left_open, "auto"), MICRO: "auto"})
     kept = {slot: pinned for slot in SLOTS if (pinned := getattr(recipe, slot)) != "auto" and pinned.numerics_change}
     most = max(default_micro_batch(opened, device), recipe.micro_batch_size)
-    best = Question(exploration, 3).largest(resolve(opened, device).model_copy(update=kept),
+    best = exploration.largest(resolve(opened, device).model_copy(update=kept),
                                             [size for size in micro_batch_sizes(recipe.batch_size) if size <= most])
     if best is None or best.speed <= (1 + CLOCK_ERROR) * found.speed:
         return ""
@@ -253,7 +248,7 @@ def gain_without_dropout(exploration: Exploration, found: Evaluated) -> str:
         return ""
     changed = found.recipe.override(model_overrides={**found.recipe.model_overrides, field: 0.0})
     with contextlib.suppress(TraceBudgetExceeded):
-        without = Question(exploration, 1).cost(changed, f"model_overrides.{field}=0")
+        without = exploration.cost(changed, f"model_overrides.{field}=0")
         if without is not None and without.speed > found.speed:
             time, saved = without.estimate.time, found.estimate.memory.used - without.estimate.memory.used
             return (f"attention: model_overrides.{field}=0 trains without dropout in attention, at "
@@ -264,11 +259,10 @@ def gain_without_dropout(exploration: Exploration, found: Evaluated) -> str:
 
 def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignment, ...]:
     """The chosen recipe's awkward dimensions, with the gain from padding by a trace of the padded recipe."""
-    question = Question(exploration, 2)
 
     def gain(padded: Recipe) -> float | None:
         try:
-            cost = question.cost(padded, "with padded dimensions")
+            cost = exploration.cost(padded, "with padded dimensions")
         except TraceBudgetExceeded:
             return None
         return None if cost is None else 1 - cost.seconds / best.seconds

@@ -8,6 +8,7 @@ much is traced as it is, at a real micro-batch, and nothing that is shown is int
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.forecast import Unknown
-from tightfit.planning.search.host_shares import evaluate_shares
+from tightfit.planning.search.host_memory import evaluate_shares
 from tightfit.planning.search.more_gpus import evaluate_communication
 from tightfit.planning.search.space import LAST_RESORT, Choice, Level
 
@@ -55,6 +56,7 @@ def explore(exploration: Exploration) -> None:
                 break
         _try_simpler(exploration)
         evaluate_shares(exploration)
+        _evaluate_harsher(exploration)
         evaluate_communication(exploration)
         if exploration.space.recipe.mode == "inference":  # which has few, and all are shown
             exploration.evaluate([(choice, micro) for choice in exploration.considered for micro in exploration.sizes])
@@ -62,11 +64,11 @@ def explore(exploration: Exploration) -> None:
         if left := len(_probes(exploration, exploration.considered, exploration.best(with_margin=True) is not None)):
             exploration.notes.append(f"combinations that might be better and were not traced: {left:,}; the limit of "
                                      f"{exploration.budget.limit} traces was reached")
-    exploration.budget.release()
     if exploration.best() is None:
         with contextlib.suppress(TraceBudgetExceeded):
             _smallest_memory_first(exploration)
             evaluate_shares(exploration)
+    exploration.budget.extend()
 
 
 def _start(exploration: Exploration) -> None:
@@ -111,23 +113,45 @@ def _by_level(exploration: Exploration, with_margin: bool) -> None:
     """Find the mildest level that fits, and then the best of it and of the harsher ones that it lets in."""
     levels = exploration.levels
     for number, level in enumerate(levels):
-        _search(exploration, [level], with_margin, first=True)
+        _search(exploration, _choices(exploration, [level]), with_margin, first=True)
         if exploration.best(with_margin) is None:
             continue
-        let_in = not exploration.mildest and (level > (0, 0) or exploration.space.recipe.allow_numerics)
-        harsher = [other for other in levels[number + 1 :] if other[0] < LAST_RESORT] if let_in else []
-        _search(exploration, [level, *harsher], with_margin)
+        harsher = [other for other in levels[number + 1 :] if other[0] < LAST_RESORT]
+        harsher = harsher if exploration.admits_harsher(level) else []
+        _search(exploration, _choices(exploration, [level, *harsher]), with_margin)
         return
 
 
-def _search(exploration: Exploration, levels: Sequence[Level], with_margin: bool, *, first: bool = False) -> None:
-    """Evaluate what may win, as many as go side by side, or, with `first`, until anything fits; of those that go side
-    by side each teaches something of its own."""
-    space = exploration.space
-    choices = [choice for choice in space.choices if space.level(choice) in levels]
-    others = [choice for choice in exploration.considered if space.level(choice) not in levels]
-    exploration.considered = others + choices
-    while not (first and exploration.best(with_margin) is not None):
+def _evaluate_harsher(exploration: Exploration) -> None:
+    """Evaluate, beside a choice whose blocks wait in host memory with results as they are, the mildest change of
+    numerics with which they need not and that is faster. Raises TraceBudgetExceeded."""
+    best, space = exploration.best(), exploration.space
+    if best is None or exploration.mildest or not exploration.found[best].recipe.offloaded.needs_by_block:
+        return
+    for level in exploration.levels:
+        if space.level(best[0]) < level and level[0] < LAST_RESORT:
+            choices = [choice for choice in _choices(exploration, [level])
+                       if not space.recipe_for(choice, 1).offloaded.needs_by_block]
+            if _search(exploration, choices, with_margin=True, first=True):
+                return
+
+
+def _choices(exploration: Exploration, levels: Sequence[Level]) -> list[Choice]:
+    return [choice for choice in exploration.space.choices if exploration.space.level(choice) in levels]
+
+
+def _search(
+    exploration: Exploration, choices: Sequence[Choice], with_margin: bool, *, first: bool = False
+) -> bool:  # fmt: skip
+    """Evaluate what may win of some combinations, as many as go side by side, or, with `first`, until one of them fits;
+    of those that go side by side each teaches something of its own. Whether any fits."""
+    space, worst = exploration.space, FitRank.AFTER_RETRIES if with_margin else FitRank.TIGHT
+    exploration.considered = list(dict.fromkeys([*exploration.considered, *choices]))
+    own = set(choices)
+    while True:
+        fits = any(found.fit_rank <= worst for (choice, _), found in exploration.found.items() if choice in own)
+        if first and fits:
+            return True
         probes = sorted(_probes(exploration, choices, with_margin),
                         key=lambda p: (p.fits, p.speed, -space.non_defaults(p.choice)), reverse=True)
         wanted: list[Pair] = []
@@ -137,7 +161,7 @@ def _search(exploration: Exploration, levels: Sequence[Level], with_margin: bool
                 wanted.append((probe.choice, probe.micro))
                 taught.update(probe.unknown)
         if not wanted:
-            return
+            return fits
         exploration.evaluate(wanted[: exploration.evaluator.side_by_side])
 
 
@@ -158,7 +182,10 @@ def _probes(exploration: Exploration, choices: Sequence[Choice], with_margin: bo
 
 def _probe(exploration: Exploration, choice: Choice, with_margin: bool) -> Probe | None:
     """The micro-batch at which to evaluate a combination next; None where it fits nowhere or is dominated."""
-    if choice in exploration.refused or _dominated(exploration, choice):
+    if choice in exploration.refused or _dominated(exploration, choice) or _lacks_host_memory(exploration, choice):
+        return None
+    if any(_probe(exploration, other, with_margin) or exploration.fits(other, with_margin)
+           for other in exploration.space.preferred(choice)):
         return None
     worst = FitRank.SAFE if with_margin else FitRank.TIGHT
     known = {micro: found.fit_rank <= worst for (other, micro), found in exploration.found.items() if other == choice}
@@ -175,11 +202,24 @@ def _probe(exploration: Exploration, choice: Choice, with_margin: bool) -> Probe
     seconds = exploration.seconds_in_run(forecast.best.step_seconds(fitting[-1], batch), largest)
     likely = [micro for micro in fitting if forecast.likely.peak(micro, batch) <= usable] or fitting[:1]
     micro = likely[-1]
-    if forecast.likely.seconds.slope:  # else nothing is known of other micro-batches' times
+    together = largest.accumulation != "auto" and largest.accumulation.by_block  # the fewer the better, and as copied
+    if forecast.likely.seconds.slope and not together:  # else nothing is known of other micro-batches' times
         enough = forecast.likely.step_seconds(micro, batch) * (1 + NO_GAIN)
         micro = next(micro for micro in likely if forecast.likely.step_seconds(micro, batch) <= enough)
     fits = forecast.likely.peak(micro, batch) <= usable
     return Probe(choice, micro, exploration.space.recipe.batch_size / max(seconds, 1e-12), fits, forecast.unknown)
+
+
+def _lacks_host_memory(exploration: Exploration, choice: Choice) -> bool:
+    """Whether the host's memory is too small for a combination at any micro-batch: as traced, or by what is declared of
+    weights, gradients and states, for it and the device together."""
+    space, device = exploration.space, exploration.device
+    known = [found.estimate.memory for (other, _), found in exploration.found.items() if other == choice]
+    if known:
+        return any(memory.host_missing for memory in known)
+    whole = space.without_offload(choice)
+    held = space.bytes_per_parameter(whole) * exploration.forecasts.parameters
+    return choice != whole and held > device.memory_bytes + (device.host_bytes or math.inf)
 
 
 def _dominated(exploration: Exploration, choice: Choice) -> bool:

@@ -143,7 +143,8 @@ def _fastest(exploration: Exploration, best: Pair) -> str:
         return "The fastest that fits with the safety margin"
     level = exploration.space.level
     if all(level(pair[0]) > level(best[0]) for pair in faster):
-        return "The fastest that fits with no greater change of numerics"
+        milder = "numerics as they are" if level(best[0]) == (0, 0) else "no greater change of numerics"
+        return f"The fastest that fits with {milder}"
     return (f"The simplest of the fastest that fit: predicted times within {percent(CLOCK_ERROR)} of each other count "
             "as equal")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.costs import FitRank
+from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, without_allocator_setting
 from tightfit.planning.search.forecast import Forecasts, Unknown
@@ -51,7 +53,7 @@ class Exploration:
         self.compared: list[Pair] = []
         """Pairs to be shown beside the choice."""
         self.beside: list[tuple[Device, Evaluated]] = []
-        """Answers to a `Question`, with the device that each is for."""
+        """What `cost` evaluated, with the device that each is for."""
         self._forecasts: Forecasts | None = None
 
     @property
@@ -105,11 +107,17 @@ class Exploration:
                 if found.fit_rank in ranks:
                     levels.setdefault(self.space.level(pair[0]), []).append(pair)
             eligible = [level for level in sorted(levels) if level[0] < LAST_RESORT] or sorted(levels)
-            fastest = [max(map(self.speed, levels[level])) for level in (eligible[:1] if self.mildest else eligible)]
+            eligible = eligible if eligible and self.admits_harsher(eligible[0]) else eligible[:1]
+            fastest = [max(map(self.speed, levels[level])) for level in eligible]
             for level, speed in zip(eligible, fastest, strict=False):
                 if speed * (1 + CLOCK_ERROR) >= max(fastest):
                     return self._plainest(levels[level])
         return None
+
+    def admits_harsher(self, level: Level) -> bool:
+        """Whether harsher numerics than the mildest that fit may be chosen for their speed: where the recipe allows it,
+        or has to change them all the same."""
+        return not self.mildest and (level > (0, 0) or self.space.recipe.allow_numerics)
 
     def _plainest(self, pairs: Sequence[Pair]) -> Pair:
         """The plainest of one level of what is as fast as the fastest, and of those that none can tell apart the one
@@ -130,6 +138,11 @@ class Exploration:
         difference = {kind: seconds - b.work.get(kind, 0.0) for kind, seconds in a.work.items()}
         error = seconds_error(difference, self.device, a.calibrated)
         return abs(a.step_seconds - b.step_seconds) <= (error or 0.0)
+
+    def fits(self, choice: Choice, with_margin: bool) -> bool:
+        """Whether a combination was found to fit at any micro-batch."""
+        worst = FitRank.AFTER_RETRIES if with_margin else FitRank.TIGHT
+        return any(found.fit_rank <= worst for (other, _), found in self.found.items() if other == choice)
 
     def evaluate(self, pairs: Iterable[Pair]) -> None:
         """Evaluate what was not, as much of it as may be traced. Raises TraceBudgetExceeded where that is nothing."""
@@ -168,6 +181,35 @@ class Exploration:
         if self.progress is not None:
             self.progress(self.budget.made, None, text)
         self.budget.take(recipe)
+
+    def cost(self, recipe: Recipe, text: str, device: Device | None = None) -> Evaluated | None:
+        """Cost of a resolved recipe, of the space or not, for an answer beside the choice; None where it cannot be
+        built. Raises TraceBudgetExceeded."""
+        there = device or self.device
+        for where, found in [*((self.device, found) for found in self.found.values()), *self.beside]:
+            if where == there and found.recipe == recipe:
+                return found
+        self.count(recipe, text)
+        outcome = self.evaluator([(recipe, there)])[0]
+        if not isinstance(outcome, Evaluated):
+            return None
+        self.beside.append((there, outcome))
+        return outcome
+
+    def largest(self, recipe: Recipe, sizes: Sequence[int], fields: Sequence[str] = (MICRO,)) -> Evaluated | None:
+        """Cost of a resolved recipe with the largest of some sizes that fits with the margin; None where none does."""
+        found: dict[int, Evaluated] = {}
+
+        def needs(size: int) -> float:
+            cost = self.cost(recipe.model_copy(update=dict.fromkeys(fields, size)), f"{fields[0]}={size}")
+            if cost is None:
+                return float("inf")
+            found[size] = cost
+            return cost.estimate.memory.demand
+
+        with suppress(TraceBudgetExceeded):
+            largest_that_fits(sizes, needs, self.device.memory_bytes)
+        return found[max(safe)] if (safe := [size for size, cost in found.items() if cost.estimate.safe]) else None
 
     def _blame(self, choice: Choice) -> None:
         """Hold the one value against it in which a combination that cannot be built differs from one that can."""

@@ -17,7 +17,6 @@ from tightfit.planning.search.exploration import MICRO
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.techniques.offload import Host
 from tightfit.text import size
 
 STEP = 128
@@ -60,8 +59,8 @@ def find_largest(
     asked: str, recipes: Mapping[int, Recipe], device: Device, evaluator: Evaluator, progress: Progress | None = None
 ) -> tuple[Recipe, Largest]:
     """The recipe with the largest value that fits with the margin free, by traces of the thriftiest recipe of each, and
-    that as a sentence; with the smallest value where not even that does. Optimizer states wait in host memory where
-    that is open and has room for them. Raises TightfitError where none of them can be traced."""
+    that as a sentence; with the smallest value where not even that does. Blocks wait in host memory where that is open
+    and has room for them. Raises TightfitError where none of them can be traced."""
     field, found, failures = asked.partition("=")[0], dict[int, Evaluated](), list[TightfitError]()
     traces = 0
 
@@ -93,15 +92,12 @@ def find_largest(
     value = sizes[0] if best is None else best
     shown = getattr(recipes[value], field)
     return recipes[value], Largest(field=field, value=shown, traces=traces,
-                                   text=_sentence(field, recipes, sizes, best, found, device))
+                                   text=_sentence(field, recipes, sizes, best, found))
 
 
 def _sentence(
     field: str, recipes: Mapping[int, Recipe], sizes: Sequence[int], best: int | None, found: Mapping[int, Evaluated],
-    device: Device,
 ) -> str:  # fmt: skip
-    streams = recipes[sizes[0]].offload == "auto" and bool(Host.search_settings(recipes[sizes[0]], device))
-
     def written(value: int) -> str:
         shown = getattr(recipes[value], field)
         return f"{field}={shown}"
@@ -111,15 +107,10 @@ def _sentence(
         host = f", and {size(memory.host_missing)} more than the host has" if memory.host_missing else ""
         return size(memory.used) + host
 
-    def uncounted(value: int) -> str:
-        return (" Weights, gradients and activations in host memory are not counted: a plan with "
-                f"{written(value)} tells whether it fits with them there." if streams else "")
-
     above = min((value for value in found if best is None or value > best), default=None)
     if best is None:
         taken = f": it takes {takes(above)}" if above is not None else ""
-        return f"Not even {written(sizes[0])} fits with the lowest-memory settings{taken}.{uncounted(sizes[0])}"
+        return f"Not even {written(sizes[0])} fits with the lowest-memory settings{taken}."
     most = {"seq_len": "the model takes no more", MICRO: "batch_size is no more", "model": "none of them is larger"}
     end = f"; {written(above)} would take {takes(above)}" if above is not None else f", and {most[field]}"
-    rest = uncounted(above) if above is not None else ""
-    return f"{written(best)} fits with the lowest-memory settings, {takes(best)} in use{end}.{rest}"
+    return f"{written(best)} fits with the lowest-memory settings, {takes(best)} in use{end}."

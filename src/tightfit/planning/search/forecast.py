@@ -2,7 +2,7 @@
 
 A change of one field does to one combination about what it did to another: so many times the bytes that a sample keeps,
 so many times the time. Where no two evaluated combinations say, the rules of thumb that techniques declare stand in
-(`Technique.activation_share`, `Technique.slowdown`); bytes of weights, gradients and optimizer states are always as
+(`Technique.kept_share`, `Technique.slowdown`); bytes of weights, gradients and optimizer states are always as
 declared (`Technique.bytes_per_parameter`), from the nearest combination that was evaluated.
 """
 
@@ -170,12 +170,15 @@ class Forecasts:
                 likely, best = likely.then(known), best.then(known)
             elif isinstance(new, Technique):
                 unknown.append((field, new))
-                kept = new.activation_share / old.activation_share
+                kept = new.kept_share / old.kept_share
                 time = (1 + new.slowdown(device)) / (1 + old.slowdown(device))
                 likely = likely.then(Effect(kept, time))
                 best = best.then(Effect(kept * (1 - HEURISTIC_SLACK), time - HEURISTIC_SLACK * abs(time - 1)))
         model = self.cost_models[relative]
-        return Forecast(model.changed(likely, held), model.changed(best, held), tuple(unknown))
+        fewest, resident = model.changed(best, held), space.without_offload(choice)
+        if resident != choice:  # what is kept elsewhere costs no time where all of its copies are hidden
+            fewest = replace(fewest, seconds=self.of(resident).best.seconds)
+        return Forecast(model.changed(likely, held), fewest, tuple(unknown))
 
     def _effect(self, field: str, old: Any, new: Any, near: Choice) -> Effect | None:
         """The change of one field, by the evaluated pair nearest to `near` that differs in it alone; by way of a third

@@ -17,7 +17,6 @@ from tightfit.planning.plan import Scaling
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
-from tightfit.planning.search.question import Question
 from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
 from tightfit.techniques.parallel import Zero, undivided_bytes
@@ -78,7 +77,7 @@ def _alone(exploration: Exploration, recipe: Recipe) -> Evaluated | None:
     one = replace(exploration.device, cards=1, machines=1, network_bandwidth=0.0)
     asked = recipe.parallel.of_one_process(recipe).override(parallel="none")
     with suppress(TraceBudgetExceeded):
-        return Question(exploration, 1).cost(asked, "what one GPU does alone", one)
+        return exploration.cost(asked, "what one GPU does alone", one)
     return None
 
 

@@ -20,15 +20,16 @@ from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Tools, fit, settings_of, training_time
 from tightfit.planning.search.evaluate import InProcess, Progress
 from tightfit.planning.search.pool import Pool
-from tightfit.planning.search.streamed import LEAST_MEMORY, OFFLOADED
 from tightfit.recipe import Recipe
+from tightfit.techniques.offload import Host
 from tightfit.trace import Trace
 
 SMALLEST: Mapping[str, Any] = {"micro_batch_size": 1}
-HOST: Mapping[str, Any] = {**OFFLOADED, "embeddings": True}
+LEAST_MEMORY: Mapping[str, Any] = {"checkpointing": "every-block", "loss": "chunked", "compile": "off"}
+"""The values of the fields that are open: those of least memory, and of least time to trace."""
 WAYS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "all weights": ({"offload": "none"}, {"offload": "none", **SMALLEST}),
-    "offload=host": ({"offload": HOST},),  # whose traces take longest
+    "offload=host": ({"offload": Host(activations=1, embeddings=True)},),  # whose traces take longest
     "LoRA": tuple({"trainable": "lora", "base": "bf16", "offload": "none", **more} for more in ({}, SMALLEST)),
     "QLoRA": tuple({"trainable": "lora", "base": "nf4", "offload": "none", **more} for more in ({}, SMALLEST)),
 }

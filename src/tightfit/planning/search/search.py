@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from tightfit.backends.base import Backend
@@ -17,13 +16,12 @@ from tightfit.model_facts import experts_per_token, model_facts
 from tightfit.models import read_config
 from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Candidate, Plan
-from tightfit.planning.search.adapters import adapters
 from tightfit.planning.search.answers import TRAINING_ALONE, all_answers, brief_answers
 from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.changes import gain_without_dropout
 from tightfit.planning.search.choose import explore
 from tightfit.planning.search.comparisons import evaluate_comparisons
-from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress, after
+from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress
 from tightfit.planning.search.explain import (
     SHOWN,
     compared,
@@ -35,18 +33,9 @@ from tightfit.planning.search.explain import (
     too_short,
 )
 from tightfit.planning.search.exploration import Exploration
+from tightfit.planning.search.host_memory import experts_stay, notes_on_host_memory
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space
-from tightfit.planning.search.streamed import TRACES as STREAMED_TRACES
-from tightfit.planning.search.streamed import (
-    changes_unasked,
-    enough_host_memory,
-    experts_stay,
-    plan_streamed,
-    streams_as_asked,
-    with_least_memory,
-)
-from tightfit.planning.search.streamed import notes as streamed_notes
 from tightfit.planning.search.wording import choices_text
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
@@ -56,8 +45,6 @@ from tightfit.tasks import TASKS
 TRACES, COMPILATIONS = 72, 16
 """Traces that a search makes at most, a compiled one counted as several; and the same where every prediction compiles
 a whole step."""
-KEPT_BACK = 8
-"""The number of these that is kept for the answers."""
 
 
 def search_with(
@@ -96,9 +83,9 @@ def search(
     choice_alone: bool = False,
     for_run: bool = False,
     evaluator: Evaluator | None = None,
-    traces: int | None = None,
+    traces: int = TRACES,
 ) -> Plan:
-    """The plan of a recipe on a device. Where nothing fits, what keeps its blocks in host memory is planned instead.
+    """The plan of a recipe on a device.
 
     tools: see `standard_tools`. margin: what is to stay free. catalogue: GPUs among which the smallest that would do is
     named; none are asked about where it is empty. progress: called before each trace. choice_alone: make no trace that
@@ -110,84 +97,23 @@ def search(
     model that cannot be traced, with what can be said all the same.
     """
     check_length(recipe)
-    counted, asked = _Counted(), recipe
-
-    def plan_of(other: Recipe) -> Plan:  # without a catalogue: which GPU would do resident is another question
-        return counted.add(search(
-            other, device, tools, margin=margin, progress=after(counted.traces, progress), choice_alone=True,
-            for_run=for_run, evaluator=evaluator, traces=STREAMED_TRACES))
-
-    if not choice_alone and device.world == 1 and streams_as_asked(recipe):
-        streamed = plan_streamed(recipe, device, None, plan_of)
-        if streamed is not None:
-            return counted.into(streamed)
-        recipe = with_least_memory(recipe)  # more does not fit either
-    exploration = _explored(
-        recipe, device, tools, evaluator or InProcess(tools, margin), after(counted.traces, progress),
-        TRACES if traces is None else traces, choice_alone, for_run)
-    resident = partial(_plan, exploration, recipe, catalogue, margin or Margin(), choice_alone)
-    plan, counted.exploration = None, exploration
-    if exploration.best() is not None:
-        if not choice_alone:
-            evaluate_comparisons(exploration)
-        plan = resident()
-        assert plan.chosen is not None
-        if exploration.budget.exhausted or (choice_alone and not changes_unasked(plan.chosen, recipe)):
-            return plan
-    open_to_it = device.world == 1 and recipe.offload == "auto"
-    streamed = plan_streamed(recipe, device, plan, plan_of) if open_to_it else None
-    exploration.progress = after(counted.traces - exploration.budget.made, progress)
-    plan = streamed or plan or resident()
-    if exploration.best() is None and not choice_alone:
-        offload = plan.answers.offload or ("" if streamed else enough_host_memory(counted.tried, device))
-        plan = replace(plan, answers=replace(plan.answers, adapters=adapters(exploration), offload=offload))
-    return replace(counted.into(plan), asked=asked)
-
-
-@dataclass
-class _Counted:
-    """Combinations and traces of a search: of the plans that it tried, and of its own exploration."""
-
-    tried: list[Plan] = field(default_factory=list)
-    exploration: Exploration | None = None
-
-    def add(self, plan: Plan) -> Plan:
-        self.tried.append(plan)
-        return plan
-
-    @property
-    def traces(self) -> int:
-        made = 0 if self.exploration is None else self.exploration.budget.made
-        return made + sum(plan.predictions for plan in self.tried)
-
-    def into(self, plan: Plan) -> Plan:
-        """The plan with all of them counted."""
-        space = self.exploration
-        considered = 0 if space is None else len(space.considered) * len(space.sizes)
-        return replace(plan, tried=considered + sum(other.tried for other in self.tried), predictions=self.traces)
-
-
-def _explored(
-    recipe: Recipe, device: Device, tools: Tools, evaluator: Evaluator, progress: Progress | None, traces: int,
-    choice_alone: bool, for_run: bool,
-) -> Exploration:  # fmt: skip
-    """The space of a recipe, explored. Raises as `search`."""
     compiles, inference = recipe.backend.compiles_whole_steps, recipe.mode == "inference"
     if compiles and inference:
         raise Refused(f"backend: {recipe.backend.name} is planned for training alone; write mode=train, or "
                       "backend=pytorch")
     asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
     exploration = Exploration(
-        Space(asked, device, _parameters(asked, device, tools)), evaluator,
-        TraceBudget(limit=COMPILATIONS if compiles else traces,
-                    kept_back=2 if compiles or choice_alone else min(KEPT_BACK, traces // 4)),
+        Space(asked, device, _parameters(asked, device, tools)), evaluator or InProcess(tools, margin),
+        TraceBudget(limit=COMPILATIONS if compiles else traces),
         progress=progress, for_run=for_run, mildest=choice_alone and not recipe.allow_numerics,
     )  # fmt: skip
     try:
         explore(exploration)
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
-    return exploration
+    if not choice_alone:
+        evaluate_comparisons(exploration)
+    return _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
 
 
 def _parameters(recipe: Recipe, device: Device, tools: Tools) -> int:
@@ -234,7 +160,7 @@ def _plan(
     if exploration.progress is not None:
         exploration.progress(exploration.budget.made, exploration.budget.made, "done")
     short = too_short(exploration, best) if best is not None else ""
-    offloaded = streamed_notes(exploration, best) if best is not None else []
+    offloaded = notes_on_host_memory(exploration, best) if best is not None else []
     return Plan(
         device=exploration.device, asked=recipe, candidates=candidates,
         chosen=candidates[0] if best is not None else None, answers=answers,

@@ -28,6 +28,8 @@ LAST_RESORT = 4
 """The `numerics_change` that is taken only where nothing milder fits: another learning rate is wanted."""
 QUICK = 2
 """Cost of a trace up to which it is quick: with optimizer states in host memory, and no compiled step."""
+MOST_TOKENS = 1 << 17
+"""Tokens of a micro-batch that nobody pinned, at most: larger ones are no faster."""
 ALLOCATOR = "expandable_segments"
 """The field that decides how the allocator lays a step out, and nothing of the step itself."""
 
@@ -121,7 +123,8 @@ class Space:
             key = tuple(choice[i] for i in techniques)
             if key not in refusals:
                 resolved = self.recipe_for(choice, 1)
-                redundant = any(technique.redundant(resolved) for technique in self.techniques(choice))
+                redundant = any(technique.redundant(resolved, self.recipe)
+                                for technique in self.techniques(choice))
                 refusals[key] = None if redundant else resolved.refusals(self.device)
             if refusals[key] == []:
                 found.append(choice)
@@ -161,6 +164,16 @@ class Space:
         return [(*choice[:at], first, *choice[at + 1 :])
                 for at, (value, first) in enumerate(zip(choice, self.plain, strict=True)) if value != first]
 
+    def without_offload(self, choice: Choice) -> Choice:
+        """The combination with nothing offloaded; itself where offloading is pinned."""
+        return tuple(self.plain[at] if field == "offload" else value
+                     for at, (field, value) in enumerate(zip(self.fields, choice, strict=True)))
+
+    def preferred(self, choice: Choice) -> list[Choice]:
+        """The combination with each of its techniques' knobs as they are never slower; see `Technique.preferred`."""
+        return [(*choice[:at], first, *choice[at + 1 :]) for at, value in enumerate(choice)
+                if isinstance(value, Technique) and (first := value.preferred) in self.values[self.fields[at]]]
+
     def differing(self, one: Choice, other: Choice) -> list[str]:
         """The fields in which two combinations differ."""
         return [field for field, a, b in zip(self.fields, one, other, strict=True) if a != b]
@@ -196,16 +209,17 @@ class Space:
 
     def activation_share(self, choice: Choice) -> float:
         """The share of what the heaviest techniques keep for the backward pass, as declared."""
-        return math.prod(technique.activation_share for technique in self.techniques(choice))
+        return math.prod(technique.kept_share for technique in self.techniques(choice))
 
     def bytes_per_parameter(self, choice: Choice) -> float:
-        """Bytes of weights, gradients and optimizer states, as declared."""
-        if choice not in self._bytes:
+        """Bytes of weights, gradients and optimizer states on the device, as declared."""
+        held = self.states(choice)
+        if held not in self._bytes:
             recipe = self.recipe_for(choice, 1)
             learned = sum(getattr(recipe, slot).bytes_per_parameter(recipe) for slot in SLOTS)
-            share = recipe.trainable.share
-            self._bytes[choice] = share * learned + (1 - share) * recipe.base.weight_bytes(recipe)
-        return self._bytes[choice]
+            share, frozen = recipe.trainable.share, recipe.base.weight_bytes(recipe)
+            self._bytes[held] = share * learned + (1 - share) * frozen * (1 - recipe.offloaded.weights)
+        return self._bytes[held]
 
     @cached_property
     def _bytes(self) -> dict[Choice, float]:
@@ -217,7 +231,7 @@ class Space:
 
     def cost(self, choice: Choice) -> int:
         """See `trace_cost`."""
-        return trace_cost(self.recipe_for(choice, 1))
+        return max([trace_cost(self.base), *(int(technique.trace_cost) for technique in self.techniques(choice))])
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -225,12 +239,15 @@ class Space:
         batch = self.share
         if self.recipe.mode == "inference":
             return [batch]
-        return micro_batch_sizes(batch) if self.recipe.micro_batch_size == "auto" else [self.recipe.micro_batch_size]
+        if self.recipe.micro_batch_size != "auto":
+            return [self.recipe.micro_batch_size]
+        sizes = micro_batch_sizes(batch)
+        return [micro for micro in sizes if micro * self.recipe.seq_len <= MOST_TOKENS] or sizes[:1]
 
 
 def trace_cost(recipe: Recipe) -> int:
     """Cost of a resolved recipe's trace, in traces of the plainest combination."""
-    return max(int(getattr(recipe, slot).trace_cost) for slot in SLOTS)
+    return max(int(technique.trace_cost) for slot in SLOTS if (technique := getattr(recipe, slot)) != "auto")
 
 
 def micro_batch_sizes(batch: int) -> list[int]:
