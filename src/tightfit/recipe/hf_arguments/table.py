@@ -123,7 +123,7 @@ DEFAULTS: Mapping[str, Any] = {**MAPPED, **CARRIED, **{name: default for name, (
 
 SPELLED = frozenset({
     "max_steps", "num_train_epochs", "warmup_steps", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "tf32", "gradient_checkpointing_kwargs", "torch_compile_mode", "logging_steps", "eval_strategy", "eval_steps",
+    "tf32", "gradient_checkpointing_kwargs", "torch_compile_mode", "logging_steps", "eval_steps",
     "save_strategy", "save_steps", "load_best_model_at_end", "metric_for_best_model",
     "greater_is_better", "dataloader_prefetch_factor",
 })  # fmt: skip
@@ -174,8 +174,6 @@ def without_effect(kept: Mapping[str, Any]) -> list[str]:
     """The arguments in `hugging_face` that ask for something other than their defaults and that no field says, with
     what to write instead where there is something."""
     named = sorted(name for name, value in kept.items() if name not in SPELLED and value != DEFAULTS.get(name))
-    named += [f"{kind}_strategy=epoch (write {kind}_steps=...)" for kind in ("eval", "save")
-              if kept.get(f"{kind}_strategy") == "epoch"]  # fmt: skip
     if str(kept.get("optim")).startswith("paged_"):
         named.append("paging of the optimizer, which is bitsandbytes' own (write offload=host)")
     return named
