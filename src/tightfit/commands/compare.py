@@ -73,7 +73,7 @@ def run_compare(
     memories = _memory(ours), _memory(theirs)
     waits = _waits(*sides)
     found = [*_sections(ours, theirs, *memories), *([(WAITS, text.seconds, waits)] if waits else [])]
-    changes = list(recipe_changes(ours, theirs))
+    changes = recipe_changes(ours, theirs)
     # a profile's peak is of a step alone, a plan's of the whole run; and both steps are predicted
     heads = [row for row in headlines(ours, theirs) if row[0] not in (PEAK, ORIGIN)]
     first, second = (_peaks(memory, ours.device) for memory in memories)

@@ -178,13 +178,15 @@ def logged_rows(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str,
             for line in kept]
 
 
-def loss_chart(lines: Sequence[Mapping[str, Any]]) -> Any:
-    """Training and held-out loss over the steps of a run, from its lines of metrics."""
+def loss_chart(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
+    """Training and held-out loss over the steps of a run, or of two, from their lines of metrics by their names."""
     figure = go.Figure()
-    for name, called, colour, mode in (("loss", "training", PAIR[0], "lines"),
-                                       ("eval_loss", "held-out", PAIR[1], "lines+markers")):
-        found = [line for line in lines if line.get(name) is not None]
-        figure.add_scatter(x=[line["step"] for line in found], y=[line[name] for line in found], mode=mode, name=called,
-                           line={"color": colour})
+    for (run, lines), dash in zip(runs.items(), ("solid", "dash"), strict=False):
+        for name, called, colour, mode in (("loss", "training", PAIR[0], "lines"),
+                                           ("eval_loss", "held-out", PAIR[1], "lines+markers")):
+            found = [line for line in lines if line.get(name) is not None]
+            figure.add_scatter(x=[line["step"] for line in found], y=[line[name] for line in found], mode=mode,
+                               name=called if len(runs) == 1 else label_of(f"{called}, {run}"),
+                               line={"color": colour, "dash": dash})
     figure.update_layout(xaxis={"title": "step"}, yaxis={"title": "loss, nats a label"})
     return styled(figure, 340)
