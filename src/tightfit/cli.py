@@ -293,7 +293,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")
     try:
         app(standalone_mode=True)
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         said, status = ending(error)
         if said:
             typer.echo(f"tightfit: {said}", err=True)

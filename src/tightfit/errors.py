@@ -109,7 +109,9 @@ def ending(error: BaseException) -> tuple[str, int]:
     """The message for an error that ends the program, and its exit status. Raises any other."""
     if isinstance(error, SaidElsewhere):
         return "", error.status
-    if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):  # as pydantic wraps it
+    left = error.__context__ if isinstance(error, SystemExit) else None
+    causes = (error, error.__cause__, left and left.__cause__)  # as it comes, as pydantic wraps it, and as typer does
+    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         return "interrupted", 130
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "too many files are open for this process's limit; allow more by: ulimit -n 1024", 2
