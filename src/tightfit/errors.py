@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -120,6 +121,15 @@ def ending(error: BaseException) -> tuple[str, int]:
     if not isinstance(error, TightfitError):
         raise error
     return str(error), error.status
+
+
+@contextmanager
+def writing(what: str, advice: str) -> Iterator[None]:
+    """Around what writes files; raises ReportError, which names `what` and ends in `advice`, where one cannot be."""
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"{what} cannot be written ({error.strerror or error}); {advice}") from None
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:

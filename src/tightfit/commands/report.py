@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tightfit.errors import ReportError
+from tightfit.errors import writing
 from tightfit.files import write_atomically
 from tightfit.profiling import AGAINST, REPORT
 from tightfit.profiling.profile import home_of, how_to_profile, load
@@ -39,11 +39,8 @@ def run_report(run_dir: Path, other: Path | None = None, output: Path | None = N
         page = report(profile, second, records[0], names)
         said = headline(profile) if second is None else side_by_side(profile, second, names)
     path = output or run_dir / (REPORT if other is None else f"{AGAINST}{other.resolve().name}.html")
-    try:
+    with writing(f"{path}: the report", "write --output elsewhere"):
         write_atomically(path, page)
-    except OSError as error:
-        raise ReportError(f"{path}: the report cannot be written ({error.strerror or error}); write --output "
-                          "elsewhere") from None
     console = Console(soft_wrap=True)
     console.print(said, markup=False, highlight=False)
     console.print(f"report: {path}", markup=False, highlight=False)
