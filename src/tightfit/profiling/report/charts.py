@@ -10,13 +10,13 @@ import plotly.graph_objects as go
 
 from tightfit import text
 from tightfit.devices import Device
-from tightfit.display.memory_bar import COLOURS, NAMES
+from tightfit.display.memory_bar import COLOURS
 from tightfit.page import label_of, styled
 from tightfit.profiling.report.compare import Pair
 from tightfit.profiling.report.copies import LANES, Lanes
 from tightfit.profiling.report.memory import MemoryCurve
-from tightfit.profiling.step import CATEGORIES, ByPhase, OpGroup
-from tightfit.trace import Category, OpClass, Phase
+from tightfit.profiling.step import ByPhase, OpGroup
+from tightfit.trace import CATEGORY_NAMES, Category, OpClass, Phase
 
 PHASE_COLOURS = {Phase.FORWARD: "#56b4e9", Phase.RECOMPUTE: "#c9a800", Phase.BACKWARD: "#e69f00",
                  Phase.OPTIMIZER: "#1fb58f"}  # fmt: skip
@@ -30,7 +30,7 @@ FEW = 40
 
 def held_categories(curves: Iterable[MemoryCurve]) -> list[Category]:
     """The categories that any of the curves has bytes of."""
-    return [category for category in CATEGORIES if any(curve.held[category].any() for curve in curves)]
+    return [category for category in Category if any(curve.held[category].any() for curve in curves)]
 
 
 def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
@@ -42,11 +42,11 @@ def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
     solid = next(iter(curves))
     for name, curve in curves.items():
         x, areas = curve.seconds / each, name == solid
-        for category in CATEGORIES:
+        for category in Category:
             held = curve.held[category]
             if held.any():
                 figure.add_scatter(
-                    x=x, y=held / scale, name=f"{name}: {NAMES[category]}", stackgroup=name, mode="lines",
+                    x=x, y=held / scale, name=f"{name}: {CATEGORY_NAMES[category]}", stackgroup=name, mode="lines",
                     fill="tonexty" if areas else "none", fillcolor=COLOURS[category], meta=f"{name} {category.value}",
                     line={"shape": "hv", "width": 0.5 if areas else 1.5, "color": COLOURS[category],
                           "dash": "solid" if areas else "dot"},

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from tightfit import text
-from tightfit.display.memory_bar import NAMES
 from tightfit.display.words import as_written, work
 from tightfit.page import render
 from tightfit.profiling.findings import Finding, findings
@@ -33,7 +32,7 @@ from tightfit.profiling.report.memory import MemoryCurve, curves
 from tightfit.profiling.step import ByPhase, OpGroup, ProfiledStep, module_of, op_class, op_groups, seconds_by, steps_of
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import to_yaml
-from tightfit.trace import WALL_PHASES, Phase, Place
+from tightfit.trace import CATEGORY_NAMES, WALL_PHASES, Phase, Place
 from tightfit.trace.file import sampling_notes
 from tightfit.training.summary import Record
 
@@ -135,7 +134,7 @@ class View:
     def largest(self, name: str) -> list[tuple[str, ...]]:
         """The largest tensors alive at a step's peak."""
         tick, _ = self.steps[name].peak
-        return [(text.shape(a.shape), a.dtype, NAMES[a.holds(tick)], a.module, a.op, text.size(a.bytes))
+        return [(text.shape(a.shape), a.dtype, CATEGORY_NAMES[a.holds(tick)], a.module, a.op, text.size(a.bytes))
                 for a in self.steps[name].trace.alive(tick)[:TENSORS]]
 
     @property
