@@ -123,7 +123,7 @@ DEFAULTS: Mapping[str, Any] = {**MAPPED, **CARRIED, **{name: default for name, (
 
 SPELLED = frozenset({
     "max_steps", "num_train_epochs", "warmup_steps", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "tf32", "gradient_checkpointing_kwargs", "torch_compile_mode", "logging_steps", "eval_steps",
+    "tf32", "gradient_checkpointing_kwargs", "torch_compile_mode", "logging_steps", "eval_strategy", "eval_steps",
     "save_strategy", "save_steps", "load_best_model_at_end", "metric_for_best_model",
     "greater_is_better", "dataloader_prefetch_factor",
 })  # fmt: skip
