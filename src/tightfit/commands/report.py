@@ -34,8 +34,9 @@ def run_report(run_dir: Path, other: Path | None = None, output: Path | None = N
             [("", *names), *records_by_figure(*runs)])
         said += f"\nno step was profiled: {missing}"
     else:
-        profile = load(run_dir)
-        second = None if other is None else load(other)
+        blank = [folder for folder, run in zip(folders, records, strict=True) if run is None]  # named before others
+        profiles = {folder: load(folder) for folder in dict.fromkeys([*blank, *folders])}
+        profile, second = profiles[run_dir], None if other is None else profiles[other]
         page = report(profile, second, records[0], names)
         said = headline(profile) if second is None else side_by_side(profile, second, names)
     path = output or run_dir / (REPORT if other is None else f"{AGAINST}{other.resolve().name}.html")

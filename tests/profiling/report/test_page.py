@@ -219,6 +219,9 @@ def test_runs_without_profiles_are_compared_by_what_they_recorded(tmp_path, run,
         stands_alone(page)
         assert "seed" in Read(page).said
         assert len(chart_data(page)["loss-chart"]) == 4
+    status, _, err = run(folders[1], tmp_path / "gone")
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith(f"tightfit: {tmp_path / 'gone'}: there is no such folder")
 
 
 def test_bad_input_is_one_line_and_exit_2(tmp_path, run):
