@@ -135,6 +135,27 @@ def test_an_interrupt_within_pydantic_is_an_interrupt(place, run, monkeypatch):
     assert run("train", place / "mine.yaml")[::2] == (130, "tightfit: interrupted\n")
 
 
+@pytest.mark.parametrize(("words", "within"), [
+    (["plan", "gpt2", "--gpu", "l4"], "commands.plan.run_plan"), (["doctor"], "commands.doctor.run_doctor"),
+    (["report", "runs/mine"], "commands.report.run_report"), (["gpus"], "display.gpu_tables.gpu_table"),
+])  # fmt: skip
+def test_an_interrupt_within_any_command_is_said(run, monkeypatch, words, within):
+    def interrupted(*arguments, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"tightfit.{within}", interrupted)
+    assert run(*words) == (130, "", "tightfit: interrupted\n")
+
+
+def test_an_interrupt_while_the_command_loads_is_said():
+    code = ("import builtins, tightfit.__main__ as command; load = builtins.__import__\n"
+            "def interrupted(name, *rest):\n    if name == 'typer':\n        raise KeyboardInterrupt\n"
+            "    return load(name, *rest)\n"
+            "builtins.__import__ = interrupted; command.main()")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "tightfit: interrupted\n")
+
+
 HEARD = ("import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # not what is inherited
          "runpy.run_module('tightfit', run_name='__main__')")
 

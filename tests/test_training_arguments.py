@@ -257,6 +257,11 @@ def test_epochs_stay_epochs_until_steps_are_written():
     assert round_trip({"num_train_epochs": 2}, max_steps=300)["max_steps"] == 300
 
 
+def test_a_strategy_that_an_earlier_version_kept_aside_does_not_stand_against_the_recipe():
+    recipe = Recipe.from_dict({**SETTLED, "hugging_face": {"eval_strategy": "epoch"}})
+    assert training_arguments(recipe)["eval_strategy"] == "steps"
+
+
 def test_a_spelling_stands_only_while_the_recipe_says_the_same():
     recipe = Recipe.from_training_arguments({"optim": "adamw_bnb_8bit", "log_level": "error"}, attention="sdpa")
     assert training_arguments(recipe)["optim"] == "adamw_bnb_8bit"

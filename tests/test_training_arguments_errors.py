@@ -85,6 +85,13 @@ def test_hugging_face_holds_only_what_the_recipe_does_not_say(value, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+@pytest.mark.parametrize("changes", [{"save_steps": "epoch"}, {"eval_steps": "epoch", "save_steps": 3},
+                                     {"save_steps": 150}])
+def test_checkpoints_without_an_evaluation_have_no_best_one(changes):
+    with pytest.raises(RecipeError, match=r"save_steps: .* is no multiple of eval_steps .*save_steps=null"):
+        training_arguments(Recipe.from_dict({**SETTLED, "load_best_model_at_end": True, **changes}))
+
+
 def test_a_batch_of_unequal_micro_batches_is_refused():
     with pytest.raises(RecipeError, match=r"batch_size: 30 is no multiple of micro_batch_size 8.*write batch_size=24"):
         training_arguments(Recipe.from_dict({**SETTLED, "batch_size": 30}))

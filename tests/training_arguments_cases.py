@@ -152,6 +152,8 @@ VARIANTS = [
     {"hugging_face": {"log_level": "error", "num_train_epochs": 5}},
     {"load_best_model_at_end": True, "save_steps": 200}, {"load_best_model_at_end": True, "save_steps": None},
     {"metric_for_best_model": "accuracy"}, {"metric_for_best_model": "perplexity", "load_best_model_at_end": True},
-    {"num_train_epochs": 2.5, "warmup_steps": 0.05},
+    {"num_train_epochs": 2.5, "warmup_steps": 0.05}, {"eval_steps": "epoch", "save_steps": "epoch"},
+    {"eval_steps": "epoch", "save_steps": "epoch", "load_best_model_at_end": True},
+    {"eval_steps": "epoch", "load_best_model_at_end": True},
 ]  # fmt: skip
 """What to change in it: every rung of every technique, and other values of each field."""

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from tightfit.errors import TightfitError
+from tightfit.errors import writing
 from tightfit.files import write_atomically
 from tightfit.system import version_of
 
@@ -213,14 +213,11 @@ def _record() -> TypeAdapter[_Record]:
 
 
 def save(calibration: Calibration, folder: Path = FOLDER) -> Path:
-    """Write the record into `folder`, whole or not at all. Raises TightfitError where it cannot be written."""
+    """Write the record into `folder`, whole or not at all. Raises ReportError where it cannot be written."""
     path = folder.expanduser() / _file_name(calibration.device, calibration.threads)
-    try:
+    with writing(f"{path.parent}: the calibration", "make it writable, or set HOME to another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, _record().dump_json(_Record(format=FORMAT, calibration=calibration)).decode())
-    except OSError as error:
-        raise TightfitError(f"the calibration cannot be written to {path.parent} ({error.strerror or error}); "
-                            "make it writable, or set HOME to another folder") from None
     return path
 
 

@@ -32,6 +32,10 @@ Overrides = Annotated[
         "`optimizer.block_size=256`."
     ),
 ]
+GpuMemory = Annotated[str | None, typer.Option(
+    metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
+)]  # fmt: skip
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 TrainingArgs = Annotated[Path | None, typer.Option(
     metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")]  # fmt: skip
 
@@ -69,9 +73,7 @@ def plan(
     gpu: Annotated[list[str] | None, typer.Option(
         metavar="NAME", autocompletion=complete_gpu, help="A GPU such as `rtx-4090` (`tightfit gpus` lists them), "
         "`all` of them, or `cpu` for this machine's processor; by default its own GPU.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(
-        metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
-    )] = None,
+    gpu_memory: GpuMemory = None,
     host_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `64GB` of the machine around the GPU, for what waits there.")] = None,
     gpus: Annotated[int | None, typer.Option(
@@ -80,7 +82,7 @@ def plan(
     network: Annotated[str | None, typer.Option(
         metavar="SPEED", help="What each machine sends to the others in a second, such as `100Gbit` or `8x400Gbit`.",
     )] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    as_json: AsJson = False,
     price: Annotated[list[str] | None, typer.Option(
         metavar="NAME=x", help="With `--gpu all`: what a GPU costs an hour, in any unit; once for each GPU. With "
         "`--tokens` and one GPU: its price alone.")] = None,
@@ -141,10 +143,8 @@ def compare(
     gpu: Annotated[str | None, typer.Option(
         metavar="NAME", autocompletion=complete_gpu, help="A GPU such as `rtx-4090`, or `cpu`; by default this "
         "machine's own GPU.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(
-        metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
-    )] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    gpu_memory: GpuMemory = None,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Predict what a change of fields does to a step's memory and time, by category.
 
@@ -235,7 +235,7 @@ def gpus() -> None:
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+    as_json: AsJson = False,
     no_disk: Annotated[bool, typer.Option("--no-disk", help="Leave the disk's speed unmeasured.")] = False,
     calibrate: Annotated[bool, typer.Option(
         "--calibrate", help="Measure instead how fast this machine really is, for plans.")] = False,
@@ -293,7 +293,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")
     try:
         app(standalone_mode=True)
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         said, status = ending(error)
         if said:
             typer.echo(f"tightfit: {said}", err=True)

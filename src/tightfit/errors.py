@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -109,7 +110,9 @@ def ending(error: BaseException) -> tuple[str, int]:
     """The message for an error that ends the program, and its exit status. Raises any other."""
     if isinstance(error, SaidElsewhere):
         return "", error.status
-    if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):  # as pydantic wraps it
+    left = error.__context__ if isinstance(error, SystemExit) else None
+    causes = (error, error.__cause__, left and left.__cause__)  # as it comes, as pydantic wraps it, and as typer does
+    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         return "interrupted", 130
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "too many files are open for this process's limit; allow more by: ulimit -n 1024", 2
@@ -118,6 +121,15 @@ def ending(error: BaseException) -> tuple[str, int]:
     if not isinstance(error, TightfitError):
         raise error
     return str(error), error.status
+
+
+@contextmanager
+def writing(what: str, advice: str) -> Iterator[None]:
+    """Around what writes files; raises ReportError, which names `what` and ends in `advice`, where one cannot be."""
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"{what} cannot be written ({error.strerror or error}); {advice}") from None
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:

@@ -180,6 +180,7 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "l4", "--price", "foo"], ["price: 'foo'", "--tokens 1B"]),
     (["--gpu", "l4", "--price", "foo", "--tokens", "1B"], ["price: 'foo'", "--price 2.50"]),
     (["--gpu", "l4", "--tokens", "many"], ["tokens: 'many'", "500M"]),
+    (["--gpu", "l4", "--tokens", "1001T"], ["tokens: '1001T'", "up to 1000T"]),
     (["--gpu", "l4", "--longest", "seq_len", "--largest", "micro_batch_size"], ["two questions"]),
     (["--gpu", "all", "--html", "a.html"], ["html: a.html", "--gpu with its name"]),
     (["--gpu", "all", "--save", "a.yaml"], ["save: a.yaml", "--gpu with its name"]),

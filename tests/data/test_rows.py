@@ -94,6 +94,11 @@ def test_rows_that_do_not_serve(task: str, row: dict[str, Any], message: str, tm
         batch_of([row], tmp_path, task)
 
 
+def test_rows_without_a_length_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset: generator has no length, as streamed data .*streaming=False"):
+        prepare(recipe(tmp_path), FACTS, dataset=({"input_ids": [5]} for _ in range(3)))
+
+
 def test_rows_of_their_own_to_evaluate_on(tmp_path: Path) -> None:
     rows = [{"input_ids": [5, 6, 7 + i]} for i in range(10)]
     prepared = prepare(recipe(tmp_path), FACTS, dataset=rows[:7], eval_dataset=rows[7:])

@@ -110,7 +110,7 @@ def test_the_answer_comes_first_in_ten_lines():
         "choice micro_batch_size=16 precision=bf16 loss=plain checkpointing=none optimizer=adamw attention=sdpa "
         "compile=off", "speed 10,000 tokens/s, 3.28 s a step, MFU 40 %; not calibrated",
         "memory 14.0 GiB of 24.0 GiB with CUDA context (reserved 13.0 GiB, allocated 12.0 GiB); peak in the backward "
-        "of a micro-batch; safety margin 1.0 GiB", "gives up nothing", "why The fastest that fits.",
+        "of a micro-batch; safety margin 1.0 GiB", "trade-offs none", "why The fastest that fits.",
     ):
         assert sentence in first, sentence
     rest = squeezed(" ".join(lines[head:]))
@@ -126,10 +126,10 @@ def test_the_answer_comes_first_in_ten_lines():
     ({"trainable": "lora", "base": "nf4"}, "trainable=lora trains few weights beside frozen ones"),
     ({"optimizer": "adamw-8bit", "changes_numerics": ("optimizer=adamw-8bit",)}, "optimizer=adamw-8bit changes numer"),
 ])
-def test_what_a_choice_gives_up_is_said(changes, says):
+def test_the_trade_offs_of_a_choice_are_said(changes, says):
     chosen = candidate(estimate(), **changes)
     text = squeezed(plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen)))
-    assert f"gives up {says}" in text
+    assert f"trade-offs {says}" in text
 
 
 def test_verbose_adds_what_else_is_known():
@@ -203,7 +203,8 @@ def test_a_close_fit_is_not_called_safe():
 
 def test_host_memory_and_copies_of_what_is_streamed_have_a_table_and_a_sentence():
     text = plan_text(streamed(), width=100, verbose=True)
-    assert "host memory 48.0 GiB of 64.0 GiB gives up copies between host and GPU make a step 1.10 s" in squeezed(text)
+    said = "host memory 48.0 GiB of 64.0 GiB trade-offs copies between host and GPU make a step 1.10 s"
+    assert said in squeezed(text)
     row = next(line for line in text.splitlines() if "60.0 / 50.0" in line)
     assert row.split()[:7] == ["2", "48.0", "60.0", "/", "50.0", "1.10", "s"]
     assert re.search(r" WWW\w*GGG\w*OOO\w*A+D+\.+\|$", row)

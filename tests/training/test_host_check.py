@@ -16,7 +16,7 @@ from tightfit.planning.estimate import Margin, fit
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
 from tightfit.system import HostMemory
-from tightfit.training import host_check
+from tightfit.training import memory_check
 from tightfit.training.session import Session
 
 A10 = find_device("a10")
@@ -42,7 +42,7 @@ def needs(recipe: Recipe, device: Device = A10) -> int:
 
 def checked(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, total: int, free: int, device: Device = A10) -> list[str]:
     said: list[str] = []
-    monkeypatch.setattr(host_check, "host_memory", lambda: HostMemory(total=total, available=free, swap=MANY))
+    monkeypatch.setattr(memory_check, "host_memory", lambda: HostMemory(total=total, available=free, swap=MANY))
     Session(recipe=recipe, device=device, backend=load_backend("pytorch")).check_memory(said.append)
     return said
 
@@ -91,7 +91,7 @@ def test_what_fits_by_far_is_not_predicted(monkeypatch):
 
 
 def test_a_run_looks_before_it_begins(monkeypatch):
-    monkeypatch.setattr(host_check, "host_memory", lambda: HostMemory(total=1 << 20, available=1 << 20))
+    monkeypatch.setattr(memory_check, "host_memory", lambda: HostMemory(total=1 << 20, available=1 << 20))
     session = Session(recipe=recipe_of(), device=A10, backend=load_backend("pytorch"))
     with pytest.raises(Refused, match=r"^host memory: .* the machine has 1\.0 MiB"):
         session.check_memory(print)

@@ -198,6 +198,14 @@ def test_saving_comes_before_evaluating_and_once_a_step(tmp_path):
     assert step.asked == ["save 3", "evaluate", "save 6", "evaluate"]
 
 
+def test_epochs_are_of_as_many_steps_as_the_data_has_global_batches_and_a_resumed_run_keeps_them(tmp_path):
+    step, again, watched = FakeStep(), FakeStep(), {"save_steps": "epoch", "eval_steps": "epoch"}
+    run(step, tmp_path, source=Source(4), **watched)
+    assert step.asked == ["save 4", "evaluate", "save 6", "evaluate"]
+    run(again, tmp_path, source=Source(4), max_steps=9, **watched)
+    assert again.asked == ["save 8", "evaluate", "save 9", "evaluate"]
+
+
 def test_an_evaluation_that_an_end_of_the_process_came_before_is_made_up_for(tmp_path):
     run(FakeStep(), tmp_path, max_steps=3, save_steps=3, eval_steps=3)
     metrics = tmp_path / "metrics.jsonl"

@@ -16,7 +16,6 @@ from rich.text import Text
 from tightfit import text
 from tightfit.backends import load_backend
 from tightfit.devices import Device
-from tightfit.display.memory_bar import NAMES
 from tightfit.errors import RecipeError, UnknownRecipe
 from tightfit.planner import target_for
 from tightfit.planning.costs import Memory
@@ -32,6 +31,7 @@ from tightfit.profiling.step import op_class, steps_of
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe
 from tightfit.recipe.resume import differences
+from tightfit.trace import CATEGORY_NAMES
 from tightfit.training.listeners import Terminal
 
 MEMORY, OPS, PHASES = "memory at the peak", "seconds of ops", "seconds of a step"
@@ -73,7 +73,7 @@ def run_compare(
     memories = _memory(ours), _memory(theirs)
     waits = _waits(*sides)
     found = [*_sections(ours, theirs, *memories), *([(WAITS, text.seconds, waits)] if waits else [])]
-    changes = list(recipe_changes(ours, theirs))
+    changes = recipe_changes(ours, theirs)
     # a profile's peak is of a step alone, a plan's of the whole run; and both steps are predicted
     heads = [row for row in headlines(ours, theirs) if row[0] not in (PEAK, ORIGIN)]
     first, second = (_peaks(memory, ours.device) for memory in memories)
@@ -156,7 +156,7 @@ def _sections(
 ) -> list[tuple[str, Callable[[float], str], list[Pair]]]:
     """Each table's title, how its figures are written, and its pairs."""
     steps = [steps_of(profile)["predicted"] for profile in (ours, theirs)]
-    held = [{NAMES[key]: count for key, count in memory.by_category.items()} for memory in memories]
+    held = [{CATEGORY_NAMES[key]: count for key, count in memory.by_category.items()} for memory in memories]
     return [(MEMORY, text.size, pairs(held[0], held[1], "all")),
             (OPS, text.seconds, pairs(steps[0].by(op_class), steps[1].by(op_class), "all")),
             (PHASES, text.seconds, phase_pairs(ours, theirs))]

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tightfit.devices import parse_memory
-from tightfit.errors import RecipeError, Refused, ReportError, UnknownRecipe, nearest
+from tightfit.errors import RecipeError, Refused, UnknownRecipe, nearest, writing
 from tightfit.ladder.catalogue import find_ladder, ladder_of, ladders
 from tightfit.ladder.peers import PEERS, check_rows
 from tightfit.ladder.results import rung_results
@@ -91,11 +91,8 @@ def _present(run: LadderRun, picture: Path | None) -> None:
     run.log(f"results: {run.path}")
     for what, where, write in (("page", run.path.with_name(PAGE), write_page), ("picture", picture, save_picture)):
         if where is not None:
-            try:
+            with writing(f"{where}: the {what}", "the results are kept"):
                 write(where, run)
-            except OSError as error:
-                raise ReportError(f"{where}: the {what} cannot be written ({error.strerror or error}); the results "
-                                  "are kept") from None
             run.log(f"{what}: {where}")
 
 

@@ -17,7 +17,7 @@ from tightfit.devices import find_device
 from tightfit.display.gpu_tables import show_comparison, show_overview
 from tightfit.display.plan_table import ReadablePlan, show_plan
 from tightfit.display.progress import SearchProgress
-from tightfit.errors import RecipeError, Refused, ReportError
+from tightfit.errors import RecipeError, Refused, ReportError, writing
 from tightfit.files import write_atomically
 from tightfit.planner import RecipeForDevice, asks_for_overview, compare, overview, plan_on
 from tightfit.planning.cluster import Cluster, read_cluster
@@ -207,11 +207,8 @@ def _plan(planned: Callable[..., ReadablePlan], options: PlanOptions, key: Calla
 
 
 def _write(option: str, path: Path, what: str, text: str) -> None:
-    try:
+    with writing(f"{option}: {path}", "write another file"):
         write_atomically(path, text)
-    except OSError as error:
-        raise ReportError(f"{option}: {path} cannot be written ({error.strerror or error}); write another "
-                          "file") from None
     Console(stderr=True, soft_wrap=True).print(f"{what}: {path}", markup=False, highlight=False)
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 
+from tightfit.backends.measurements import Measurement
 from tightfit.commands.report import run_report
 from tightfit.doctor.cards import watched
 from tightfit.errors import ReportError, install_command
-from tightfit.files import write_atomically
 from tightfit.planner import target_for
 from tightfit.planning.plan import Plan
 from tightfit.profiling import CHROME_TRACE, FOLDER, XPLANE
 from tightfit.profiling.measure import keep_profile, predicted_profile, profile_recipe
+from tightfit.profiling.profile import Profile
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
 from tightfit.training.listeners import Terminal
-from tightfit.training.run_folder import PLAN, folder_name, run_path
+from tightfit.training.run_folder import PLAN, RunFolder, folder_name, run_path
 from tightfit.training.session import recipe_for_machine
 
 
@@ -53,8 +53,7 @@ def _measured(name: str, overrides: Sequence[str], console: Console) -> Path:
     with Terminal(console) as terminal:
         profile, measured, plan = profile_recipe(recipe, listener=terminal, chrome_trace=folder / CHROME_TRACE,
                                                  watch=lambda device: watched(device.uuid))
-    _keep_plan(keep_profile(profile, measured, folder), plan)
-    return folder
+    return _kept(profile, measured, plan, folder)
 
 
 def _predicted(name: str, overrides: Sequence[str], gpu: str, console: Console) -> Path:
@@ -65,14 +64,15 @@ def _predicted(name: str, overrides: Sequence[str], gpu: str, console: Console) 
         profile, plan = predicted_profile(recipe, target, terminal.message)
     measured = run_path(recipe, name)  # whose own profile stays
     folder = measured.parent / f"{measured.name or 'profile'}-on-{folder_name(gpu)}"
-    _keep_plan(keep_profile(profile, None, folder), plan)
-    return folder
+    return _kept(profile, None, plan, folder)
 
 
-def _keep_plan(home: Path, plan: Plan | None) -> None:
-    """In the profile's folder: the run's folder may hold the plan of a run."""
+def _kept(profile: Profile, measured: Measurement | None, plan: Plan | None, folder: Path) -> Path:
+    """The folder, with the profile and its plan, which lies beside it: the folder may hold the plan of a run."""
+    home = keep_profile(profile, measured, folder)
     if plan is not None:
-        write_atomically(home / PLAN, json.dumps(plan.to_json(), indent=2) + "\n")
+        RunFolder(home).write_json(PLAN, plan.to_json())
+    return folder
 
 
 def _how_to_view(folder: Path) -> str:

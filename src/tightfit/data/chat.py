@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tightfit.data.readers import LEARNED, MESSAGES, TEXT, Row, Wanted
+from tightfit.data.tokenizer_choice import read_chat_template
 from tightfit.data.tokenizing import Tokenizer, load_tokenizer
 from tightfit.errors import DataError, one_line, shown
 from tightfit.files import digest
@@ -46,12 +47,7 @@ def with_template(tokenizer: Tokenizer, data: Data, name: str) -> Tokenizer:
         with tempfile.TemporaryDirectory() as folder:
             tokenizer.save(Path(folder))
             tokenizer = load_tokenizer(folder, trust_remote_code=False)
-    if data.chat_template is not None:
-        try:
-            template = Path(data.chat_template).expanduser().read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise DataError(f"data.chat_template: {data.chat_template!r} cannot be read: {one_line(error)}; write a "
-                            "file with a Jinja template") from None
+    if (template := read_chat_template(data)) is not None:
         tokenizer.backend.chat_template = template
     if not tokenizer.backend.chat_template:
         raise DataError(f"data.messages: the tokenizer (tokenizer={name}) has no chat template to write messages with; "

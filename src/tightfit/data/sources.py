@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +35,9 @@ def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts) -> Padded:
     -100 where nothing counts). A causal-lm without labels predicts its own tokens. Raises DataError for a row that
     lacks what the task needs.
     """
+    if not isinstance(rows, Sized):
+        raise DataError(f"dataset: {type(rows).__name__} has no length, as streamed data has none, and an epoch of it "
+                        "no number of steps; give rows with len() and [i], such as load_dataset(..., streaming=False)")
     examples = RowExamples(rows=rows, task=get_task(recipe.task), seq_len=recipe.seq_len, facts=facts)
     if len(examples):
         examples.example(0, 0)

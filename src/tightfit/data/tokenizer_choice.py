@@ -20,7 +20,7 @@ from tightfit.data.tokenizing import (
     own_threads,
     read_tokenizer_file,
 )
-from tightfit.errors import DataError
+from tightfit.errors import DataError, one_line
 from tightfit.files import digest
 from tightfit.model_facts import ModelFacts
 from tightfit.models import resolve_source
@@ -108,13 +108,19 @@ def special_tokens(task: Task, pad_id: int) -> list[str]:
 
 def chat_markers(data: Data) -> list[str]:
     """The markers of the recipe's chat template, such as `<|im_end|>`: a token each of a trained tokenizer."""
+    found = dict.fromkeys(MARKER.findall(read_chat_template(data) or ""))
+    return [marker for marker in found if marker not in (END, MASK, PAD)]
+
+
+def read_chat_template(data: Data) -> str | None:
+    """The recipe's chat template; None where it names none. Raises DataError for a file that cannot be read."""
     if data.chat_template is None:
-        return []
+        return None
     try:
-        template = Path(data.chat_template).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError):  # which is said where it is used
-        return []
-    return [marker for marker in dict.fromkeys(MARKER.findall(template)) if marker not in (END, MASK, PAD)]
+        return Path(data.chat_template).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise DataError(f"data.chat_template: {data.chat_template!r} cannot be read: {one_line(error)}; write a file "
+                        "with a Jinja template") from None
 
 
 def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str]], fingerprint: str) -> Tokenizer:

@@ -30,7 +30,7 @@ Lines = list[tuple[str, str]]
 
 
 def choice(plan: Plan) -> Lines:
-    """The recipe to take, its speed and memory, and what it gives up; where nothing fits, what would make it fit."""
+    """The recipe to take, its speed and memory, and its trade-offs; where nothing fits, what would make it fit."""
     chosen, lines = plan.chosen, plan.answers.lines()
     largest = "longest" if plan.largest and plan.largest.field == "seq_len" else "largest"
     asked = (largest, plan.largest.text if plan.largest else "")
@@ -47,7 +47,7 @@ def choice(plan: Plan) -> Lines:
         ("speed", _speed(chosen)),
         ("memory", _memory(chosen.estimate.memory, plan.device)),
         ("host memory", _host_memory(chosen.estimate.memory, plan.device) if host else ""),
-        ("gives up", _gives_up(chosen)),
+        ("trade-offs", _trade_offs(chosen)),
         ("whole run", str(plan.whole_run or "")),
         *(line for line in lines if line[0] in WITH_CHOICE),
     )
@@ -123,7 +123,7 @@ def _host_memory(memory: Memory, device: Device) -> str:
         f"{held}, not checked: write --host-memory 64GB for yours")
 
 
-def _gives_up(chosen: Candidate) -> str:
+def _trade_offs(chosen: Candidate) -> str:
     """Costs of the choice beside memory and time: numerics, recomputation, compiling, copies."""
     recipe, moved = chosen.recipe, chosen.estimate.time.copies
     found = [f"{changing(chosen.changes_numerics)} numerics"] if chosen.changes_numerics else []
@@ -136,7 +136,7 @@ def _gives_up(chosen: Candidate) -> str:
             found.append(f"compiling takes {recipe.compile.startup_seconds:.0f} s or so")
     if moved is not None:
         found.append(f"copies between host and GPU make a step {seconds(moved.added)} longer")
-    return "; ".join(found) or "nothing"
+    return "; ".join(found) or "none"
 
 
 def copies(found: Copies, recipe: Recipe) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tightfit.planning.costs import Memory
 from tightfit.text import size
-from tightfit.trace import Category
+from tightfit.trace import CATEGORY_NAMES, Category
 
 
 class Part(NamedTuple):
@@ -31,13 +31,11 @@ CACHED, CONTEXT, DATA = "cached", "context", "data"
 of data."""
 
 PARTS = (
-    Part(Category.WEIGHTS, "W", "#56b4e9", "weights"),
-    Part(Category.GRADIENTS, "G", "#e69f00", "gradients"),
-    Part(Category.OPTIMIZER, "O", "#1fb58f", "optimizer states"),
-    Part(Category.ACTIVATIONS, "A", "#f0e442", "activations"),
-    Part(Category.KV_CACHE, "K", "#f0a6ca", "KV cache"),
-    Part(Category.TEMPORARY, "T", "#e8743b", "temporary"),
-    Part(Category.OTHER, "R", "#bcbcbc", "rounding and other"),
+    *(Part(category, letter, colour, CATEGORY_NAMES[category]) for category, letter, colour in (
+        (Category.WEIGHTS, "W", "#56b4e9"), (Category.GRADIENTS, "G", "#e69f00"), (Category.OPTIMIZER, "O", "#1fb58f"),
+        (Category.ACTIVATIONS, "A", "#f0e442"), (Category.KV_CACHE, "K", "#f0a6ca"),
+        (Category.TEMPORARY, "T", "#e8743b"), (Category.OTHER, "R", "#bcbcbc"),
+    )),
     Part(CACHED, "C", "#9a9a9a", "cached by the allocator"),
     Part(CONTEXT, "X", "#c8b6a6", "context"),
     Part(DATA, "D", "#b3a2c7", "prefetched batches and the like"),
@@ -45,7 +43,6 @@ PARTS = (
 """The colours follow Okabe and Ito's palette for colour-blind readers, bright enough for black letters on them."""
 
 COLOURS = {part.key: part.colour for part in PARTS}
-NAMES = {part.key: part.name for part in PARTS}
 
 INK = "not bold #000000 on {}"  # terminals show bold black as grey
 BEYOND = "not bold {}"

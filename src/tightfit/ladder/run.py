@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.devices import MIB
-from tightfit.errors import RecipeError, ReportError
+from tightfit.errors import RecipeError, writing
 from tightfit.ladder.jobs import Job, Outcome, run_jobs
 from tightfit.ladder.peers import PEERS, title_of
 from tightfit.ladder.rows import (
@@ -173,7 +173,7 @@ def run_rungs(run: LadderRun) -> None:
     options = run.options
     for rung in options.ladder.rungs:
         run.recipe(rung)  # a wrong override is said before anything runs
-    try:
+    with writing(f"output_dir: {options.folder}", "write output_dir=... elsewhere"):
         options.folder.mkdir(parents=True, exist_ok=True)
         with locked(options.folder):
             found = read(run.path)
@@ -188,9 +188,6 @@ def run_rungs(run: LadderRun) -> None:
                 _predict(run, None)
             if options.gpu is not None:
                 _predict(run, options.gpu)
-    except OSError as error:
-        raise ReportError(f"output_dir: {options.folder} cannot be written ({error.strerror or error}); write "
-                          "output_dir=... elsewhere") from None
 
 
 def _measure(run: LadderRun) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from tightfit.errors import RecipeError
 from tightfit.planning.costs import Time
 
+MOST_TOKENS = 10**15
+"""More than any run is of: a slip of the hand, and not a run to plan."""
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -52,8 +54,8 @@ def parse_tokens(text: str) -> int:
     digits = text.strip().replace(",", "").replace("_", "")
     found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", digits, re.IGNORECASE)
     count = float(found[1]) * COUNTS[found[2].upper()] if found else 0.0
-    if not 1 <= count < math.inf:
-        raise RecipeError(f"tokens: {text!r} should be a number of tokens, such as 500M or 1.5B")
+    if not 1 <= count <= MOST_TOKENS:
+        raise RecipeError(f"tokens: {text!r} should be a number of tokens up to 1000T, such as 500M or 1.5B")
     return round(count)
 
 

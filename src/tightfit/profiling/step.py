@@ -12,17 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tightfit.devices import Device
-from tightfit.display.memory_bar import NAMES
 from tightfit.planning.timing.step_time import TIMED_PHASES
 from tightfit.profiling.profile import TRACES, Profile
-from tightfit.trace import WALL_PHASES, Allocation, Category, Op, OpClass, Phase, Place, Span, Trace
+from tightfit.trace import CATEGORY_NAMES, WALL_PHASES, Allocation, Category, Op, OpClass, Phase, Place, Span, Trace
 
 Ops = list[tuple[Op, int]]
 ByPhase = dict[Phase, float]
 OUTSIDE = "(outside of all modules)"
-CATEGORIES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER, Category.ACTIVATIONS, Category.KV_CACHE,
-              Category.TEMPORARY, Category.OTHER)  # fmt: skip
-"""From the bottom of the stack up: what stays comes first."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class ProfiledStep:
     def by_category(self, place: Place = Place.DEVICE) -> dict[str, float]:
         """Bytes by category at the peak of a memory."""
         held = self.trace.by_category(self._peak(place)[0], place)
-        return {NAMES[category]: held[category] for category in CATEGORIES}
+        return {CATEGORY_NAMES[category]: held[category] for category in Category}
 
     def by_phase(self) -> dict[str, float]:
         """Wall seconds by phase."""

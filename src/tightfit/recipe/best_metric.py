@@ -31,7 +31,7 @@ def check_best(recipe: Recipe) -> None:
     field = next(name for name in FIELDS if getattr(recipe, name))
     if recipe.eval_steps is None:
         raise RecipeError(f"{field}: the recipe evaluates at its end alone, and there is no best of one; write "
-                          "eval_steps=<a number of steps>")
+                          "eval_steps=epoch, or a number of steps")
     metric = recipe.metric_for_best_model or "loss"
     kind = "classes" if get_task(recipe.task).predicts == "class" else "tokens"
     if METRICS[metric].only_of not in (None, kind):

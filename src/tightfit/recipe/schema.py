@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tightfit.devices import Device
 
 Auto = Literal["auto"]
+Epoch = Literal["epoch"]
 CHOICES = ("micro_batch_size", "precision", "loss", "checkpointing", "optimizer", "attention", "compile")
 """The fields that a search decides."""
 CHOSEN_SLOTS = tuple(field for field in CHOICES if field in SLOTS)
@@ -156,12 +157,12 @@ class Recipe(BaseModel):
     """Seeds weights, data order, dropout and sampling."""
     logging_steps: Positive = 10
     """Write a line of metrics every so many steps."""
-    eval_steps: Positive | None = None
-    """Evaluate every so many steps; by default only at the end."""
+    eval_steps: Positive | Epoch | None = None
+    """Evaluate every so many steps, or after each `epoch`; by default only at the end."""
     eval_samples: Positive = 256
     """At most so many held-out samples an evaluation."""
-    save_steps: Positive | None = None
-    """Write a checkpoint every so many steps; by default only when stopped."""
+    save_steps: Positive | Epoch | None = None
+    """Write a checkpoint every so many steps, or after each `epoch`; by default only when stopped."""
     save_total_limit: Positive | None = 2
     """Checkpoints to keep, null for all of them; the best one stays besides."""
     metric_for_best_model: BestMetric | None = None

@@ -136,7 +136,7 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
         default = getattr(fields.get(written[-1]), "default", None)
         message = "a list" + (f" such as {list(default)}" if isinstance(default, tuple) and default else "")
     expected = error.get("ctx", {}).get("expected")
-    if expected == "'auto'":
+    if expected and expected.count("'") == 2:  # one word beside numbers, such as auto
         return f"{path}: {shown(error['input'])} should be {expected}"
     if expected and isinstance(error["input"], str):
         choices = [c.strip(" '") for c in expected.replace(" or ", ", ").split(",")]

@@ -6,7 +6,7 @@ any allocator rounds them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -25,7 +25,7 @@ PAGEABLE = ".pageable"
 
 
 class Category(StrEnum):
-    """The use of a piece of memory.
+    """The use of a piece of memory, what stays the longest first.
 
     Activations are what is kept for the backward pass, logits included; a gradient counts as one once it is a
     parameter's `.grad`; temporary is the rest of a step's memory, gradients of activations and autocast's copies of
@@ -42,6 +42,13 @@ class Category(StrEnum):
     KV_CACHE = "kv-cache"
     TEMPORARY = "temporary"
     OTHER = "other"
+
+
+CATEGORY_NAMES: Mapping[str, str] = {
+    **{category: category.value for category in Category},
+    Category.OPTIMIZER: "optimizer states", Category.KV_CACHE: "KV cache", Category.OTHER: "rounding and other",
+}  # fmt: skip
+"""Each category as a person reads it."""
 
 
 class OpClass(StrEnum):

@@ -85,7 +85,7 @@ class TrainingLoop:
         with StopRequest(self.listener.stopping) as stop, self.kept_when_out_of_memory(lambda: dispatched, stop):
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
             self._remember(self.world.broadcast_from_rank0(lambda: self.log.evaluations))
-            if self._evaluates_at(state.step) and self._evaluated_at != state.step:
+            if self._ends_at(state.step, recipe.eval_steps) and self._evaluated_at != state.step:
                 self.evaluate()  # which an end of the process came before
             self._restart_clock()
             while state.step < recipe.max_steps and not (state.early_stopped or self._asked_to_stop(stop)):
@@ -228,19 +228,20 @@ class TrainingLoop:
         })
 
     def _pauses_at(self, step: int) -> bool:
-        every = (self.recipe.eval_steps, self.recipe.save_steps)
-        return any(n is not None and step % n == 0 for n in every)
+        return self._ends_at(step, self.recipe.eval_steps) or self._ends_at(step, self.recipe.save_steps)
 
     def _pause(self, step: int) -> None:
         """Save and evaluate where they are due, off the clock; saving first, for nothing may be lost to the other."""
-        if self.recipe.save_steps and step % self.recipe.save_steps == 0:
+        if self._ends_at(step, self.recipe.save_steps):
             self.save()
-        if self._evaluates_at(step):
+        if self._ends_at(step, self.recipe.eval_steps):
             self.evaluate()
         self._restart_clock()
 
-    def _evaluates_at(self, step: int) -> bool:
-        return bool(step and self.recipe.eval_steps and step % self.recipe.eval_steps == 0)
+    def _ends_at(self, step: int, every: int | str | None) -> bool:
+        """Whether so many steps, or an epoch, end with this step."""
+        steps = len(self.source) if every == "epoch" else every
+        return isinstance(steps, int) and step > 0 and step % steps == 0
 
     def evaluate(self) -> None:
         """The metrics of the held-out samples, written down; nothing where nothing is held out."""

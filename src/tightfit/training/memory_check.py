@@ -1,4 +1,5 @@
-"""Memory check of a run on a processor, before it begins.
+"""Memory check of a run before it begins: on a processor of all that it takes, and beside a GPU of the blocks that wait
+in the host's memory, which is page-locked, so that the system can move none of it to disk.
 
 No framework can say there that memory ran out: the system ends the process, without a word.
 """
@@ -6,9 +7,11 @@ No framework can say there that memory ran out: the system ends the process, wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from tightfit.backends.base import Backend
 from tightfit.devices import Device
@@ -18,36 +21,48 @@ from tightfit.recipe import Recipe
 from tightfit.system import host_memory
 from tightfit.text import size
 
+NAMED = 2
+"""Changes that are named at once, each of which fits."""
+SHARES = (0.75, 0.5, 0.25)
+"""Shares of the blocks in host memory that are tried where all do not fit."""
+
 
 def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, log: Callable[[str], None]) -> None:
-    """Check of a resolved recipe's predicted step against free memory, which warns.
+    """Check of a resolved recipe's predicted step against the machine's free memory, which warns.
 
     config: of the recipe's model. Predicting takes seconds, so that a step that fits by a rough bound is not predicted;
-    nor is one that its backend would have to compile for it, or whose weights are divided among processes. Raises
-    Refused where the step takes more than the machine has, and for sequences that the model has no positions for.
+    nor is one on a processor that its backend would have to compile for it, or whose weights are divided among
+    processes. Raises Refused where the step takes more than the machine has, beside a GPU also more than its control
+    group or the limits on this process leave of it, and for sequences that the model has no positions for.
     """
-    if device.kind != "cpu" or recipe.backend.compiles_whole_steps or recipe.parallel.shards:
-        return
+    with suppress(ModelError):
+        if device.kind != "cpu":
+            if recipe.offloaded.uses_host:
+                _check_beside_gpu(recipe, device, backend, config, log)
+        elif not (recipe.backend.compiles_whole_steps or recipe.parallel.shards):
+            _check_on_processor(recipe, device, backend, config, log)
+
+
+def _check_on_processor(
+    recipe: Recipe, device: Device, backend: Backend, config: Any, log: Callable[[str], None]
+) -> None:
     memory = host_memory()
     free, every = memory.available + memory.swap, memory.total + memory.swap
-    try:
-        if rough_bytes(recipe, backend, config) * recipe.parallel.process_count < free:
-            return
-        facts_of(config, recipe).check_length(recipe.seq_len)
-        micro = recipe.micro_batch_size
-        assert micro != "auto"
-        peak_of = cache(lambda samples: _peak(recipe.override(micro_batch_size=samples), device, backend))
-        peak = peak_of(micro)
-        if peak <= free:
-            return
-        from tightfit.planning.largest import largest_that_fits
-
-        halves = [micro >> shift for shift in range(micro.bit_length() - 1, 0, -1)]
-        rooms = [free, every] if peak > every else [free]
-        fits = next((fits for room in rooms if (fits := largest_that_fits(halves, peak_of, room))), None)
-        advice = _advice(recipe, device, fits, peak_of(1))
-    except ModelError:
+    if rough_bytes(recipe, backend, config) * recipe.parallel.process_count < free:
         return
+    facts_of(config, recipe).check_length(recipe.seq_len)
+    micro = recipe.micro_batch_size
+    assert micro != "auto"
+    peak_of = cache(lambda samples: _peak(recipe.override(micro_batch_size=samples), device, backend))
+    peak = peak_of(micro)
+    if peak <= free:
+        return
+    from tightfit.planning.largest import largest_that_fits
+
+    halves = [micro >> shift for shift in range(micro.bit_length() - 1, 0, -1)]
+    rooms = [free, every] if peak > every else [free]
+    fits = next((fits for room in rooms if (fits := largest_that_fits(halves, peak_of, room))), None)
+    advice = _advice(recipe, device, fits, peak_of(1))
     if peak > every:
         raise Refused(f"a step is predicted to take {size(peak)}, and this machine has {size(memory.total)}: the "
                       f"system would end the run. {advice}")
@@ -73,6 +88,62 @@ def _advice(recipe: Recipe, device: Device, fits: int | None, least: int) -> str
         return f"Write {'; or '.join(advice)}"
     why = f" (a single sample takes {size(least)})" if recipe.micro_batch_size != 1 else ""
     return f"No micro-batch is small enough{why}: write {'; or '.join([*others[:2], 'a smaller seq_len or model'])}"
+
+
+def _check_beside_gpu(
+    recipe: Recipe, device: Device, backend: Backend, config: Any, log: Callable[[str], None]
+) -> None:
+    memory = host_memory()
+    whole = recipe.override(micro_batch_size=recipe.batch_size)  # what all micro-batches keep waits at once
+    if rough_bytes(whole, backend, config) < memory.available:
+        return
+    from tightfit.planning.estimate import Fit, Margin, fit
+    from tightfit.planning.standard_tools import standard_tools
+    from tightfit.trace import Place, Trace
+
+    device = replace(device, host_bytes=memory.total)
+
+    def fit_of(trace: Trace) -> Fit:
+        return fit(trace, device, standard_tools(backend), Margin(host=0))
+
+    trace = backend.predict(recipe, device)
+    found = fit_of(trace)
+    needed, missing = found.memory.host, found.memory.host_missing
+    if not missing:
+        if needed > memory.available:
+            log(f"warning: {size(needed)} of host memory are predicted to be needed for what is offloaded and for "
+                f"loading, and {size(memory.available)} are free: the system may end the run. End what else runs")
+        return
+    tick, _ = trace.peak(place=Place.HOST)
+    held = {category.value: count for category, count in trace.by_category(tick, Place.HOST).items()}
+    fitting: list[str] = []
+    for text, changed in _changes(recipe, device, held, missing):
+        if len(fitting) < NAMED and not changed.refusals(device):
+            fitting += [text] if fit_of(backend.predict(changed, device)).fits != "no" else []
+    advice = f"Write {'; or '.join(fitting)}" if fitting else (
+        "Nothing that keeps more on this GPU fits it: write a smaller model, or train where there are "
+        f"{size(needed)} of memory")
+    raise Refused(f"{found.notes[0]}. {advice}")
+
+
+def _changes(recipe: Recipe, device: Device, held: dict[str, int], missing: int) -> Iterator[tuple[str, Recipe]]:
+    """Recipes that may keep less in the host's memory, each with the words to write. held: bytes that wait there now,
+    by what they are."""
+    from tightfit.planning.suggestions import savings
+
+    def with_shares(**shares: float) -> tuple[str, Recipe]:
+        text = " ".join(f"offload.{kind}={share:g}" for kind, share in shares.items())
+        kept = replace(cast(Any, recipe.offload), **shares)
+        return f"{text} (the rest stays on the GPU)", recipe.override(offload=kept)
+
+    kinds = ("weights", "gradients", "optimizer")
+    if held["activations"] >= missing:
+        yield with_shares(activations=0)
+    for saving in [saving for saving in savings(recipe, device) if saving.field == "optimizer"][:NAMED]:
+        yield str(saving), recipe.override(**{saving.field: saving.value})
+    shares = [share for share in SHARES if (1 - share) * sum(held[kind] for kind in kinds) >= missing]
+    if shares:
+        yield with_shares(**{kind: min(shares[0], getattr(recipe.offload, kind)) for kind in kinds})
 
 
 def rough_bytes(recipe: Recipe, backend: Backend, config: Any = None) -> float:

@@ -98,10 +98,11 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            return Recipe.from_dict(read_yaml(path.read_text("utf-8"), str(path)))
+            return Recipe.from_dict(read_yaml(path.read_text("utf-8"), "it"))
         except (OSError, UnicodeDecodeError, RecipeError) as error:
             raise RecipeError(
-                f"{path}: the recipe of the run in this folder cannot be read ({error}); write another output_dir"
+                f"{path}: the recipe of this folder's run cannot be read ({error}); restore the file, or name another "
+                "folder"
             ) from None
 
     def require_fresh(self) -> None:

@@ -65,15 +65,10 @@ class Session:
         return model_facts(self.recipe, self.config)
 
     def check_memory(self, log: Log) -> None:
-        """Raise Refused where this machine's memory cannot hold a step, as `training.memory_check` says for a
-        processor and `training.host_check` for what waits beside a GPU. A module of the caller's own is not weighed."""
-        if self.module is not None:
-            return
-        check_memory(self.recipe, self.device, self.backend, self.config, log)
-        if self.recipe.offloaded.uses_host:
-            from tightfit.training.host_check import check_host_memory  # a run that offloads, alone
-
-            check_host_memory(self.recipe, self.device, self.backend, self.config, log)
+        """Raise Refused where this machine's memory cannot hold a step, as `training.memory_check` says. A module of
+        the caller's own is not weighed."""
+        if self.module is None:
+            check_memory(self.recipe, self.device, self.backend, self.config, log)
 
     def prepare(
         self, dataset: Rows | None = None, progress: Progress | None = None, eval_dataset: Rows | None = None

@@ -203,25 +203,27 @@ MOST = 1e100
 @dataclass(frozen=True)
 class Record:
     """Record of a run, read from its folder. rows: name and value of each figure, as a person reads them. lines: of its
-    metrics, each a mapping with its step."""
+    metrics, each a mapping with its step. recipe: None where it is not kept."""
 
     rows: Sequence[tuple[str, str]]
     lines: Sequence[dict[str, Any]]
+    recipe: Recipe | None = None
 
 
 def record_of(folder: Path) -> Record | None:
     """The record of the run in a folder: of one that has not finished, by what it has logged; None where nothing can
-    be read."""
+    be read. Raises RecipeError for a recipe that is damaged."""
     run, lines = RunFolder(folder), list[dict[str, Any]]()
+    recipe = run.saved_recipe()
     with suppress(OSError):
         lines += [{name: value for name, value in line.items() if isinstance(value, int | float) and abs(value) < MOST}
                   for _, line in run.logged()]
     try:
-        return Record(Summary.from_dict(run.summary() or {}).rows(), lines)
+        return Record(Summary.from_dict(run.summary() or {}).rows(), lines, recipe)
     except (TypeError, ValueError, AttributeError, OverflowError):  # none, or of another version
         last = {name: value for line in lines for name, value in line.items()}
         rows = [(name, form(last[key])) for name, key, form in LOGGED if key in last]
-        return Record(rows, lines) if rows else None
+        return Record(rows, lines, recipe) if rows else None
 
 
 def sample_text(recipe: Recipe, step: Step, data: Prepared, say: Callable[[str], None]) -> str | None:

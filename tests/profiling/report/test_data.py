@@ -23,7 +23,6 @@ from tightfit.profiling.report.memory import (
 )
 from tightfit.profiling.report.page import report
 from tightfit.profiling.step import (
-    CATEGORIES,
     block_name,
     busy_seconds,
     module_of,
@@ -47,14 +46,14 @@ def test_categories_are_the_traces_own_at_every_tick(origin):
     at = np.searchsorted(ticks, own_ticks)
     assert (held[at].sum(axis=1) == live).all()
     for i in range(0, len(ticks), max(len(ticks) // 60, 1)):
-        assert dict(zip(CATEGORIES, held[i].tolist(), strict=True)) == trace.by_category(int(ticks[i]))
+        assert dict(zip(Category, held[i].tolist(), strict=True)) == trace.by_category(int(ticks[i]))
 
 
 def test_an_allocation_that_dies_before_it_turns_stays_temporary():
     short = Allocation(born=1, died=3, bytes=8, category=Category.ACTIVATIONS, category_since=5)
     _, held = by_category([short])
-    assert held[:, CATEGORIES.index(Category.TEMPORARY)].tolist() == [8, 0]
-    assert not held[:, CATEGORIES.index(Category.ACTIVATIONS)].any()
+    assert held[:, list(Category).index(Category.TEMPORARY)].tolist() == [8, 0]
+    assert not held[:, list(Category).index(Category.ACTIVATIONS)].any()
 
 
 def test_a_curve_has_the_steps_peak_and_its_seconds():

@@ -201,14 +201,38 @@ def test_a_run_without_a_profile_shows_what_it_recorded_and_says_how_to_profile_
     assert [len(training["x"]), len(held_out["x"])] == [4, 2]
     logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()[:1]]
     assert f"{logged[0]['loss']:.4f}" in Read(page).said
-    assert run(folder, folder)[0] == 2  # there is nothing to compare
+
+
+def test_runs_without_profiles_are_compared_by_what_they_recorded(tmp_path, run, tiny):
+    folders = []
+    for changes in ({}, {"seed": 1, "eval_steps": 2}):
+        folders.append(Path(Trainer(recipe={**tiny, **changes, "output_dir": str(tmp_path / str(changes))}).train()
+                            .output_dir))
+    profiles.save(profile(), folders[0])
+    for first, second in (folders, folders[::-1]):
+        status, out, err = run(first, second)
+        assert (status, err) == (0, "")
+        assert out.splitlines()[0].split("  ")[-1] == str(second)
+        assert any(line.startswith("held-out ") and line.count("loss ") == 2 for line in out.splitlines())
+        assert f"no step was profiled: `tightfit profile {folders[1]}" in out
+        page = (first / f"report-against-{second.name}.html").read_text()
+        stands_alone(page)
+        assert "seed" in Read(page).said
+        assert len(chart_data(page)["loss-chart"]) == 4
+    status, _, err = run(folders[1], tmp_path / "gone")
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith(f"tightfit: {tmp_path / 'gone'}: there is no such folder")
 
 
 def test_bad_input_is_one_line_and_exit_2(tmp_path, run):
     good = tmp_path / "good"
     profiles.save(empty(), good)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "recipe.yaml").write_bytes(b"model: [\xff")
+    damaged = f"{tmp_path / 'damaged' / 'recipe.yaml'}: the recipe of this folder's run cannot be read"
     for words, expected in (((tmp_path,), "holds no profile"), ((tmp_path / "gone",), "no such folder"),
-                            ((good, tmp_path), "holds no profile"),
+                            ((good, tmp_path), "holds no profile"), ((good, tmp_path / "damaged"), damaged),
+                            ((tmp_path / "damaged",), damaged),
                             ((good, "--output", tmp_path / "no" / "x.html"), "--output")):
         status, out, err = run(*words)
         assert (status, out) == (2, "")

@@ -10,13 +10,13 @@ import plotly.graph_objects as go
 
 from tightfit import text
 from tightfit.devices import Device
-from tightfit.display.memory_bar import COLOURS, NAMES
+from tightfit.display.memory_bar import COLOURS
 from tightfit.page import label_of, styled
 from tightfit.profiling.report.compare import Pair
 from tightfit.profiling.report.copies import LANES, Lanes
 from tightfit.profiling.report.memory import MemoryCurve
-from tightfit.profiling.step import CATEGORIES, ByPhase, OpGroup
-from tightfit.trace import Category, OpClass, Phase
+from tightfit.profiling.step import ByPhase, OpGroup
+from tightfit.trace import CATEGORY_NAMES, Category, OpClass, Phase
 
 PHASE_COLOURS = {Phase.FORWARD: "#56b4e9", Phase.RECOMPUTE: "#c9a800", Phase.BACKWARD: "#e69f00",
                  Phase.OPTIMIZER: "#1fb58f"}  # fmt: skip
@@ -30,7 +30,7 @@ FEW = 40
 
 def held_categories(curves: Iterable[MemoryCurve]) -> list[Category]:
     """The categories that any of the curves has bytes of."""
-    return [category for category in CATEGORIES if any(curve.held[category].any() for curve in curves)]
+    return [category for category in Category if any(curve.held[category].any() for curve in curves)]
 
 
 def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
@@ -42,11 +42,11 @@ def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
     solid = next(iter(curves))
     for name, curve in curves.items():
         x, areas = curve.seconds / each, name == solid
-        for category in CATEGORIES:
+        for category in Category:
             held = curve.held[category]
             if held.any():
                 figure.add_scatter(
-                    x=x, y=held / scale, name=f"{name}: {NAMES[category]}", stackgroup=name, mode="lines",
+                    x=x, y=held / scale, name=f"{name}: {CATEGORY_NAMES[category]}", stackgroup=name, mode="lines",
                     fill="tonexty" if areas else "none", fillcolor=COLOURS[category], meta=f"{name} {category.value}",
                     line={"shape": "hv", "width": 0.5 if areas else 1.5, "color": COLOURS[category],
                           "dash": "solid" if areas else "dot"},
@@ -178,13 +178,15 @@ def logged_rows(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str,
             for line in kept]
 
 
-def loss_chart(lines: Sequence[Mapping[str, Any]]) -> Any:
-    """Training and held-out loss over the steps of a run, from its lines of metrics."""
+def loss_chart(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
+    """Training and held-out loss over the steps of a run, or of two, from their lines of metrics by their names."""
     figure = go.Figure()
-    for name, called, colour, mode in (("loss", "training", PAIR[0], "lines"),
-                                       ("eval_loss", "held-out", PAIR[1], "lines+markers")):
-        found = [line for line in lines if line.get(name) is not None]
-        figure.add_scatter(x=[line["step"] for line in found], y=[line[name] for line in found], mode=mode, name=called,
-                           line={"color": colour})
+    for (run, lines), dash in zip(runs.items(), ("solid", "dash"), strict=False):
+        for name, called, colour, mode in (("loss", "training", PAIR[0], "lines"),
+                                           ("eval_loss", "held-out", PAIR[1], "lines+markers")):
+            found = [line for line in lines if line.get(name) is not None]
+            figure.add_scatter(x=[line["step"] for line in found], y=[line[name] for line in found], mode=mode,
+                               name=called if len(runs) == 1 else label_of(f"{called}, {run}"),
+                               line={"color": colour, "dash": dash})
     figure.update_layout(xaxis={"title": "step"}, yaxis={"title": "loss, nats a label"})
     return styled(figure, 340)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tightfit import text
 from tightfit.backends import load_backend
@@ -16,6 +16,7 @@ from tightfit.profiling.step import ProfiledStep, module_of, op_class
 from tightfit.recipe.resume import differences
 from tightfit.tasks import TASKS
 from tightfit.trace import WALL_PHASES, Op, Phase
+from tightfit.training.summary import Record
 
 ORIGIN = "origin"
 PEAK = "peak allocated"
@@ -161,20 +162,35 @@ def phase_pairs(ours: Profile, theirs: Profile) -> list[Pair]:
     return [Pair(phase.value, *(each.get(phase, 0.0) for each in seconds)) for phase in WALL_PHASES]
 
 
-def side_by_side(ours: Profile, theirs: Profile, names: tuple[str, str]) -> str:
+def side_by_side(ours: Profile, theirs: Profile, names: Sequence[str]) -> str:
     """Both headlines and phases in columns, and the difference, as text. names: of the two runs."""
     rows = [("", *names, "difference"), ("", title(ours), title(theirs), ""), *headlines(ours, theirs)]
     rows += [(pair.name, text.seconds(pair.first), text.seconds(pair.second), text.relative(pair.first, pair.second))
              for pair in phase_pairs(ours, theirs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return in_columns(rows)
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of a name and values, as text in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
 
 
-def recipe_changes(ours: Profile, theirs: Profile) -> Iterator[tuple[str, str, str]]:
+def records_by_figure(ours: Record, theirs: Record) -> list[tuple[str, str, str]]:
+    """The figures that either of two runs recorded: name, and both."""
+    first, second = dict(ours.rows), dict(theirs.rows)
+    return [(name, first.get(name, "-"), second.get(name, "-")) for name in {**first, **second}]
+
+
+def recipe_changes(ours: Profile, theirs: Profile) -> list[tuple[str, ...]]:
     """Each field that two recipes and devices differ in, by its dotted name."""
     values = [{**each.recipe.to_dict(), "(device)": each.device.name,
                **{f"(version of {name})": version for name, version in each.versions.items()}}
               for each in (ours, theirs)]  # fmt: skip
-    for name, *pair in differences(values[0], values[1]):
-        first, second = ("-" if value is None else str(value) for value in pair)
-        yield name, first, second
+    return changed_values(values[0], values[1])
+
+
+def changed_values(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Each of two mappings' values that differ, by its dotted name, as texts."""
+    return [(name, *("-" if value is None else str(value) for value in pair))
+            for name, *pair in differences(ours, theirs)]

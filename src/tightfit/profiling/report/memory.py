@@ -15,7 +15,7 @@ from itertools import groupby
 import numpy as np
 
 from tightfit.profiling.profile import Profile
-from tightfit.profiling.step import CATEGORIES, step_of, steps_of
+from tightfit.profiling.step import step_of, steps_of
 from tightfit.trace import WALL_PHASES, Allocation, Category, Phase, Place, Trace
 
 PARTS = tuple(phase for phase in WALL_PHASES if phase is not Phase.DATA)
@@ -111,7 +111,7 @@ def curve(trace: Trace, stretches: Sequence[Stretch], place: Place = Place.DEVIC
     end = stretches[-1].end
     return MemoryCurve(
         seconds=np.concatenate([[0.0], x[kept], [end]]),
-        held={category: held[points, i] for i, category in enumerate(CATEGORIES)},
+        held={category: held[points, i] for i, category in enumerate(Category)},
         peak_bytes=int(total[highest]), peak_seconds=float(x[highest]), stretches=tuple(stretches),
     )
 
@@ -129,7 +129,7 @@ def downsample(seconds: np.ndarray, total: np.ndarray) -> np.ndarray:
 
 def by_category(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarray]:
     """Ticks at which memory changes, int64 (N,), and the bytes held from each on, int64 (N, categories)."""
-    column = {category: i for i, category in enumerate(CATEGORIES)}
+    column = {category: i for i, category in enumerate(Category)}
     changes = []
     for a in allocations:
         turns = max(a.born, a.category_since) if a.died is None else min(max(a.born, a.category_since), a.died)
@@ -139,9 +139,9 @@ def by_category(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarr
                 if stop is not None:
                     changes.append((stop, column[category], -a.bytes))
     if not changes:
-        return np.zeros(0, np.int64), np.zeros((0, len(CATEGORIES)), np.int64)
+        return np.zeros(0, np.int64), np.zeros((0, len(Category)), np.int64)
     table = np.array(changes, dtype=np.int64)
     ticks, rows = np.unique(table[:, 0], return_inverse=True)
-    moved = np.zeros((len(ticks), len(CATEGORIES)), np.int64)
+    moved = np.zeros((len(ticks), len(Category)), np.int64)
     np.add.at(moved, (rows, table[:, 1]), table[:, 2])
     return ticks, np.cumsum(moved, axis=0)

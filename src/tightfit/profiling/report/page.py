@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from tightfit import text
-from tightfit.display.memory_bar import NAMES
 from tightfit.display.words import as_written, work
 from tightfit.page import render
 from tightfit.profiling.findings import Finding, findings
@@ -15,6 +15,7 @@ from tightfit.profiling.profile import Profile
 from tightfit.profiling.report import charts
 from tightfit.profiling.report.compare import (
     Pair,
+    changed_values,
     compared,
     figures,
     headlines,
@@ -22,6 +23,7 @@ from tightfit.profiling.report.compare import (
     pairs,
     phase_pairs,
     recipe_changes,
+    records_by_figure,
     title,
     uncalibrated,
 )
@@ -30,7 +32,7 @@ from tightfit.profiling.report.memory import MemoryCurve, curves
 from tightfit.profiling.step import ByPhase, OpGroup, ProfiledStep, module_of, op_class, op_groups, seconds_by, steps_of
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import to_yaml
-from tightfit.trace import WALL_PHASES, Phase, Place
+from tightfit.trace import CATEGORY_NAMES, WALL_PHASES, Phase, Place
 from tightfit.trace.file import sampling_notes
 from tightfit.training.summary import Record
 
@@ -132,7 +134,7 @@ class View:
     def largest(self, name: str) -> list[tuple[str, ...]]:
         """The largest tensors alive at a step's peak."""
         tick, _ = self.steps[name].peak
-        return [(text.shape(a.shape), a.dtype, NAMES[a.holds(tick)], a.module, a.op, text.size(a.bytes))
+        return [(text.shape(a.shape), a.dtype, CATEGORY_NAMES[a.holds(tick)], a.module, a.op, text.size(a.bytes))
                 for a in self.steps[name].trace.alive(tick)[:TENSORS]]
 
     @property
@@ -149,7 +151,7 @@ class View:
 
 def report(
     profile: Profile, other: Profile | None = None, run: Record | None = None,
-    names: tuple[str, str] = ("this run", "the other"),
+    names: Sequence[str] = ("this run", "the other"),
 ) -> str:
     """The page. other: a second run, which this one is compared with. run: the whole run that the profile is of, where
     there is one. names: of the two runs, such as their folders."""
@@ -162,23 +164,32 @@ def report(
     difference = None if other is None else _difference(view, View(other))
     absent = {"difference": difference is None, "readings": not view.readings, "run": run is None,
               "copies": not (view.lanes or view.host_curves)}
-    return render(
-        __package__ or "", "report.html.jinja", view=view, profile=profile, title=title(profile),
-        subtitle=f"{work(profile.recipe)}: {as_written(profile.recipe)}", figures=list(figures(profile)),
-        uncalibrated=uncalibrated(profile), difference=difference,
-        names=list(names), predicted=predicted, charts=charts,
-        without_lanes=without_lanes(profile), run=run,
-        yaml=to_yaml(profile.recipe.to_dict()),
-        contents=[(name, called) for name, called in SECTIONS.items() if not absent.get(name)],
+    return _page(
+        profile.recipe, [name for name in SECTIONS if not absent.get(name)], view=view, profile=profile,
+        title=title(profile), figures=list(figures(profile)), uncalibrated=uncalibrated(profile), difference=difference,
+        names=list(names), predicted=predicted, without_lanes=without_lanes(profile), run=run,
+        losses={} if run is None else {names[0]: run.lines},
         most={"findings": FINDINGS, "ops": OPS, "tensors": TENSORS, "points": POINTS},
     )  # fmt: skip
 
 
-def report_of_run(run: Record, recipe: Recipe, missing: str) -> str:
-    """The page of a run that was not profiled. missing: what would profile it."""
-    return render(__package__ or "", "run.html.jinja", run=run, title=recipe.model, charts=charts, missing=missing,
-                  subtitle=f"{work(recipe)}: {as_written(recipe)}", yaml=to_yaml(recipe.to_dict()),
-                  contents=[(name, SECTIONS[name]) for name in ("run", "about")])
+def report_of_runs(runs: Sequence[Record], names: Sequence[str], missing: str) -> str:
+    """The page of a run that was not profiled, or of two, whose recipes are known. missing: what would profile it."""
+    recipes = [run.recipe for run in runs if run.recipe is not None]
+    difference = None if len(runs) == 1 else {
+        "title": recipes[1].model, "headlines": records_by_figure(*runs),
+        "changes": changed_values(*(recipe.to_dict() for recipe in recipes)),
+        "wall": [], "memory": [], "classes": [], "origins": [],
+    }  # fmt: skip
+    return _page(recipes[0], ["difference", "run", "about"][difference is None:], view=None, title=recipes[0].model,
+                 difference=difference, names=names, run=runs[0], missing=missing,
+                 losses={name: run.lines for name, run in zip(names, runs, strict=True)})
+
+
+def _page(recipe: Recipe, sections: Sequence[str], **values: Any) -> str:
+    return render(__package__ or "", "report.html.jinja", charts=charts, yaml=to_yaml(recipe.to_dict()),
+                  subtitle=f"{work(recipe)}: {as_written(recipe)}",
+                  contents=[(name, SECTIONS[name]) for name in sections], **values)
 
 
 def _difference(ours: View, theirs: View) -> dict[str, Any]:
@@ -186,7 +197,7 @@ def _difference(ours: View, theirs: View) -> dict[str, Any]:
     first, second = ours.shown, theirs.shown
     found: dict[str, Any] = {
         "title": title(theirs.profile), "headlines": list(headlines(ours.profile, theirs.profile)),
-        "changes": list(recipe_changes(ours.profile, theirs.profile)),
+        "changes": recipe_changes(ours.profile, theirs.profile),
         "wall": phase_pairs(ours.profile, theirs.profile), "memory": [], "classes": [],
         "origins": [step.name for step in (first, second) if step is not None],
     }

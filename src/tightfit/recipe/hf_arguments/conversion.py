@@ -90,8 +90,10 @@ def training_arguments(recipe: Recipe) -> Arguments:
             f"batch_size: {recipe.batch_size} is no multiple of micro_batch_size {micro}, and the Trainer accumulates "
             f"whole micro-batches only; write {fitting}, or another micro_batch_size"
         )
-    if recipe.load_best_model_at_end and (recipe.save_steps or 0) % (recipe.eval_steps or 1):
-        raise RecipeError(f"save_steps: {recipe.save_steps} is no multiple of eval_steps {recipe.eval_steps}, as the "
+    saves, evaluates = recipe.save_steps, recipe.eval_steps
+    together = isinstance(saves, int) and isinstance(evaluates, int) and saves % evaluates == 0
+    if recipe.load_best_model_at_end and saves not in (None, evaluates) and not together:
+        raise RecipeError(f"save_steps: {saves} is no multiple of eval_steps {evaluates}, as the "
                           "Trainer wants it with load_best_model_at_end; write one, or save_steps=null")
     arguments = plain_arguments(recipe)
     arguments |= {name: value for name, value in recipe.hugging_face.items() if name in table.CARRIED}
@@ -130,11 +132,11 @@ def plain_arguments(recipe: Recipe) -> Arguments:
     on_cpu, best = recipe.device == "cpu", recipe.best_metric
     arguments: Arguments = {
         **{name: getattr(recipe, name) for name in (
-            *SAME, "num_train_epochs", "warmup_steps", "logging_steps", "eval_steps", "save_steps"
+            *SAME, "num_train_epochs", "warmup_steps", "logging_steps"
         )},
         "max_steps": recipe.max_steps if recipe.num_train_epochs is None else -1,
-        "eval_strategy": "steps" if recipe.eval_steps else "no",
-        "save_strategy": "steps" if recipe.save_steps else "best" if recipe.load_best_model_at_end else "no",
+        **_strategy("eval", recipe.eval_steps, "no"),
+        **_strategy("save", recipe.save_steps, "best" if recipe.load_best_model_at_end else "no"),
         "load_best_model_at_end": recipe.load_best_model_at_end or None,
         "metric_for_best_model": best,
         "greater_is_better": best and METRICS[best].larger_is_better,
@@ -155,6 +157,13 @@ def plain_arguments(recipe: Recipe) -> Arguments:
     if arguments.get("torch_compile") and recipe.precision != "auto" and "fp16" not in arguments:
         arguments.setdefault("tf32", False)  # which the Trainer otherwise turns on
     return arguments
+
+
+def _strategy(what: str, every: int | str | None, otherwise: str) -> Arguments:
+    """The arguments that say how often a run evaluates or saves."""
+    if isinstance(every, int):
+        return {f"{what}_strategy": "steps", f"{what}_steps": every}
+    return {f"{what}_strategy": every or otherwise}
 
 
 def _complete(given: Mapping[str, Any]) -> Arguments:
@@ -212,6 +221,11 @@ def _recipe_values(a: Arguments, default_steps: int) -> tuple[dict[str, Any], li
         given = float(a[name])
         return given if given >= 1 else math.ceil(total * given)
 
+    def every(what: str) -> float | str | None:
+        """The recipe's word for how often a run evaluates or saves."""
+        strategy = a[f"{what}_strategy"]
+        return steps(f"{what}_steps") if strategy == "steps" else "epoch" if strategy == "epoch" else None
+
     micro = a["per_device_train_batch_size"]
     values = {
         **{name: a[name] for name in SAME},
@@ -221,13 +235,13 @@ def _recipe_values(a: Arguments, default_steps: int) -> tuple[dict[str, Any], li
         "max_steps": total,
         "num_train_epochs": None if in_steps else a["num_train_epochs"],
         "warmup_steps": a["warmup_steps"] if a["warmup_steps"] < 1 else int(a["warmup_steps"]),
-        "eval_steps": steps("eval_steps") if a["eval_strategy"] == "steps" else None,
-        "save_steps": steps("save_steps") if a["save_strategy"] == "steps" else None,
+        "eval_steps": every("eval"),
+        "save_steps": every("save"),
         "empty_cache_steps": a["torch_empty_cache_steps"],
         "deterministic": a["full_determinism"],
         "device": "cpu" if a["use_cpu"] else "auto",
     }
-    if a["eval_strategy"] == "steps" and a["metric_for_best_model"] is not None:  # else there is nothing to compare
+    if values["eval_steps"] is not None and a["metric_for_best_model"] is not None:  # else there is nothing to compare
         metric = a["metric_for_best_model"].removeprefix("eval_")
         values["load_best_model_at_end"] = loads = a["load_best_model_at_end"]
         values["metric_for_best_model"] = None if loads and metric == "loss" else metric

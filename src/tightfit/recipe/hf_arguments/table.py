@@ -174,8 +174,6 @@ def without_effect(kept: Mapping[str, Any]) -> list[str]:
     """The arguments in `hugging_face` that ask for something other than their defaults and that no field says, with
     what to write instead where there is something."""
     named = sorted(name for name, value in kept.items() if name not in SPELLED and value != DEFAULTS.get(name))
-    named += [f"{kind}_strategy=epoch (write {kind}_steps=...)" for kind in ("eval", "save")
-              if kept.get(f"{kind}_strategy") == "epoch"]  # fmt: skip
     if str(kept.get("optim")).startswith("paged_"):
         named.append("paging of the optimizer, which is bitsandbytes' own (write offload=host)")
     return named
