@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
     from tightfit.devices import Device
+    from tightfit.techniques.precision import Rounding
 
 Auto = Literal["auto"]
 CHOICES = ("micro_batch_size", "precision", "loss", "checkpointing", "optimizer", "attention", "compile")
@@ -272,6 +273,21 @@ class Recipe(BaseModel):
     def tf32(self) -> bool:
         """Whether its matrix products of fp32 tensors may use the tensor cores."""
         return self.precision != "auto" and self.precision.tf32
+
+    @property
+    def is_half(self) -> bool:
+        """Whether its matrix products are known to take numbers of 16 bits or fewer."""
+        return self.precision != "auto" and self.precision.is_half
+
+    @property
+    def weight_rounding(self) -> Rounding | None:
+        """How updates of bf16 weights are rounded; None where weights are fp32."""
+        return None if self.precision == "auto" else self.precision.weight_rounding
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether anything is computed again in the backward pass."""
+        return self.checkpointing != "auto" and self.checkpointing.recomputes
 
     @property
     def compiled(self) -> bool:

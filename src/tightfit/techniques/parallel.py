@@ -28,6 +28,8 @@ BUCKET_BYTES = 25 << 20
 class Parallel(Technique):
     slot: ClassVar[str] = "parallel"
     may_be_auto: ClassVar[bool] = False
+    one_device: ClassVar[bool] = False
+    """Whether a step is one device's work."""
     every_device: ClassVar[bool] = False
     """Whether one process uses all of this machine's devices."""
     engine_steps: ClassVar[bool] = False
@@ -44,6 +46,11 @@ class Parallel(Technique):
     def cpu_offloads(self) -> bool:
         """Whether parts of weights, gradients and optimizer states wait in the host's memory."""
         return False
+
+    @property
+    def drive(self) -> str | None:
+        """The folder on a drive where parts wait; None where none do."""
+        return None
 
     @property
     def syncs_every(self) -> bool:
@@ -74,6 +81,7 @@ class NoParallel(Parallel):
     """One device."""
 
     name: ClassVar[str] = "none"
+    one_device: ClassVar[bool] = True
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
 
@@ -255,6 +263,10 @@ class Zero(ManyProcesses):
     @property
     def cpu_offloads(self) -> bool:
         return self.offload != "none"
+
+    @property
+    def drive(self) -> str | None:
+        return self.nvme_path
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         held, whole = undivided_bytes(recipe), WIDE * (3 - self.stage)

@@ -77,8 +77,7 @@ class Precision(Technique):
         return 4 if self.weight_rounding is None else 2
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
-        checkpointing = recipe.checkpointing
-        recomputed = recipe.compiled and checkpointing != "auto" and checkpointing.recomputes
+        recomputed = recipe.compiled and recipe.recomputes
         copies = 2 if self.autocast and not recomputed else 0  # else each block's are freed with its activations
         return 2.0 * self.weight_bytes + copies  # a weight and its gradient
 

@@ -97,8 +97,7 @@ def _with(build: Build, direction: Any, weight_decay: float, scaled: bool = True
             fresh[name] = (weight - step).astype(weight.dtype)
         return fresh, state
 
-    assert build.recipe.precision != "auto", "resolve the recipe first"
-    made, rounding = Optimizer(direction.init, update), build.recipe.precision.weight_rounding
+    made, rounding = Optimizer(direction.init, update), build.recipe.weight_rounding
     return replace(build, optimizer=made if rounding is None else in_bf16(made, rounding))
 
 

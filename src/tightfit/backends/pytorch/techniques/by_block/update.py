@@ -55,8 +55,7 @@ class UpdateByBlock(WeightUpdate):
         calls.update = self
         self._technique = technique
         self._learning_rate = build.recipe.learning_rate
-        precision = build.recipe.precision
-        self._draws = technique.deferred and precision != "auto" and precision.weight_rounding == "stochastic"
+        self._draws = technique.deferred and build.recipe.weight_rounding == "stochastic"
         self._norms: dict[nn.Parameter, Tensor] = {}
         self._finite: list[_Gradients] = []
         self._final: set[int] = set()
