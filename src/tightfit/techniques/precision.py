@@ -52,6 +52,11 @@ class Precision(Technique):
         return False
 
     @property
+    def full_eval(self) -> bool:
+        """Whether an evaluation takes the weights themselves in 16 bits."""
+        return False
+
+    @property
     def is_half(self) -> bool:
         """Whether matrix products take numbers of 16 bits or fewer."""
         return self.computes_in != "float32"
