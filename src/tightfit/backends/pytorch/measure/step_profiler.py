@@ -71,7 +71,7 @@ class StepProfiler:
         self._timed.append((time.perf_counter() - began, self._clock.read()))
 
     def profiled(self, global_batch: TensorGlobalBatch, learning_rate: float) -> PendingStep:
-        step, again = self._step, self._as_it_stands()
+        step, restore = self._step, self._restorer()
         found: _Followed | None = None
         pending: PendingStep | None = None
         try:
@@ -85,7 +85,7 @@ class StepProfiler:
             if pending is None and (updating or not step.intact):
                 raise  # weights may have changed: there is no way back
         if pending is None:  # here, where no traceback holds the first attempt's tensors any more
-            again()
+            restore()
             pending = step(global_batch, learning_rate)
         self._found = found
         return pending
@@ -134,18 +134,18 @@ class StepProfiler:
         finally:
             blocks.around_updates = before
 
-    def _as_it_stands(self) -> Callable[[], None]:
+    def _restorer(self) -> Callable[[], None]:
         """A function that brings the step back to where it is now, as long as no weight was changed since."""
         model, streams = self._step.build.model, random_state()
         buffers = [(buffer, buffer.detach().to("cpu", copy=True)) for buffer in model.buffers()]
 
         @torch.no_grad()
-        def again() -> None:
+        def restore() -> None:
             restore_random(*streams)
             for buffer, values in buffers:
                 buffer.copy_(values)
 
-        return again
+        return restore
 
     @contextmanager
     def _following(self, found: _Followed) -> Iterator[None]:
