@@ -150,8 +150,8 @@ def gpt2(config: Any) -> Network:
 
 def llama(config: Any) -> Network:
     """The model of a configuration of Llama's shape. Raises ModelError for what is not here."""
-    global_batch = config.model_type == "mistral" or getattr(config, "use_sliding_window", False)
-    if global_batch and config.sliding_window is not None:
+    slides = config.model_type == "mistral" or getattr(config, "use_sliding_window", False)
+    if slides and config.sliding_window is not None:
         raise ModelError(f"model: a sliding window of {config.sliding_window} is not in backend: jax; write "
                          "model_overrides.sliding_window=null, or backend=pytorch")
     width, heads, tied = config.hidden_size, config.num_attention_heads, config.tie_word_embeddings
@@ -173,14 +173,14 @@ def llama(config: Any) -> Network:
     hidden, qwen = config.intermediate_size, config.model_type == "qwen2"
     biased, wide = qwen or getattr(config, "attention_bias", False), getattr(config, "mlp_bias", False)
     queries, shared = heads * head_dim, config.num_key_value_heads * head_dim
-    draw = normal(config.initializer_range)
+    init = normal(config.initializer_range)
     sizes = ((queries, width), (shared, width), (shared, width), (width, queries),
              (hidden, width), (hidden, width), (width, hidden))
     biases = (biased, biased, biased, biased and not qwen, wide, wide, wide)
     layer = {f"{name}.weight": Weight((width,), ones) for name in ("input_layernorm", "post_attention_layernorm")}
     for name, size, has_bias in zip(products, sizes, biases, strict=True):
-        layer |= _dense(name, size, draw, size[0] if has_bias else None)
-    table = Weight((config.vocab_size, width), draw)
+        layer |= _dense(name, size, init, size[0] if has_bias else None)
+    table = Weight((config.vocab_size, width), init)
     return Network(
         config=config, depth=config.num_hidden_layers, outputs=config.vocab_size, products=products,
         weights={

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from tightfit.backends.base import unchanged
 from tightfit.backends.pytorch import techniques
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques import accumulation, loading, precision, update
@@ -25,11 +26,6 @@ from tightfit.techniques import parallel as parallels
 from tightfit.techniques import precision as precisions
 from tightfit.techniques import trainable as trainables
 from tightfit.techniques import update as updates
-
-
-def unchanged(technique: Technique, build: Build) -> Build:
-    """The build as it is, for what every model does without a technique."""
-    return build
 
 
 def later(module: str, name: str) -> Callable[[Any, Build], Build]:

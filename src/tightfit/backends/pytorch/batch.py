@@ -11,28 +11,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from tightfit.tasks import GlobalBatch, MaskKind, MicroBatch
+from tightfit.tasks import BatchOf, GlobalBatch, MicroBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorBatch:
-    """A micro-batch on a device; the fields are those of `tasks.MicroBatch`.
+class TensorBatch(BatchOf[Tensor]):
+    """A micro-batch on a device.
 
     document_starts: int32 (documents + 1,), where each document begins in the flattened (B * T) tokens, ending with
         B * T; only with mask `packed`. This is the form that variable-length kernels read.
     """
 
-    inputs: dict[str, Tensor]
-    labels: Tensor
-    mask: MaskKind = "none"
-    padding: Tensor | None = None
-    document_ids: Tensor | None = None
     document_starts: Tensor | None = None
-
-    @property
-    def padding_mask(self) -> Tensor | None:
-        """`padding`, where attention has to be kept from it."""
-        return self.padding if self.mask == "padded" else None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> TensorBatch:
         """The same batch with `change` applied to every tensor."""
