@@ -8,7 +8,7 @@ Labels are aligned with logits: `labels[b, t]` is what `logits[b, t]` predicts, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -58,19 +58,30 @@ class MicroBatch(BatchOf[Array]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlobalBatch:
-    """The micro-batches of one global batch: what one optimizer step reads.
+class BatchTotals:
+    """Totals of a global batch, whatever its arrays are.
 
     count: number of labels that count, over all micro-batches; the loss is divided by it.
     tokens: number of real input positions (images: number of images).
     origin: where in the data it lies, for messages, such as "epoch 0, samples 7, 31, 4, 12".
     """
 
-    micro_batches: tuple[MicroBatch, ...]
     count: int
     samples: int
     tokens: int
     origin: str = ""
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """These fields by name."""
+        return {"count": self.count, "samples": self.samples, "tokens": self.tokens, "origin": self.origin}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalBatch(BatchTotals):
+    """The micro-batches of one global batch: what one optimizer step reads."""
+
+    micro_batches: tuple[MicroBatch, ...]
 
 
 @dataclass(frozen=True)

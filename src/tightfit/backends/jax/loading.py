@@ -19,22 +19,18 @@ import numpy as np
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.jax.build import Build
 from tightfit.errors import ModelError
-from tightfit.tasks import IGNORE, Array, GlobalBatch, MicroBatch
+from tightfit.tasks import IGNORE, Array, BatchTotals, GlobalBatch, MicroBatch
 
 PAD_VALUES = {"input_ids": 0, "position_ids": 0, "labels": IGNORE, "document_ids": -1, "padding": 0}
 """Fill values of the rows and columns that are added, by array."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayGlobalBatch:
+class ArrayGlobalBatch(BatchTotals):
     """A global batch's micro-batches stacked: each array is (micro-batches, rows, tokens), int32 or, for padding,
-    bool. The other fields are those of `tasks.GlobalBatch`."""
+    bool."""
 
     arrays: dict[str, Array]
-    count: int
-    samples: int
-    tokens: int
-    origin: str
 
 
 def stack_micro_batches(global_batch: GlobalBatch, micro_batches: int, rows: int) -> ArrayGlobalBatch:
@@ -52,10 +48,7 @@ def stack_micro_batches(global_batch: GlobalBatch, micro_batches: int, rows: int
         for place, part in zip(whole, parts, strict=False):
             place[: part[name].shape[0], : part[name].shape[1]] = part[name]
         arrays[name] = whole
-    return ArrayGlobalBatch(
-        arrays=arrays, count=global_batch.count, samples=global_batch.samples, tokens=global_batch.tokens,
-        origin=global_batch.origin
-    )
+    return ArrayGlobalBatch(arrays=arrays, **global_batch.totals)
 
 
 def array_dtype(name: str) -> np.dtype[np.generic]:
