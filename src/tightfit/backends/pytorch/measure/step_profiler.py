@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.measure.events import measured_lanes, measured_trace, read
 from tightfit.backends.pytorch.measure.marks import Marks, said
 from tightfit.backends.pytorch.pending_step import PendingStep
+from tightfit.backends.pytorch.replaced import replaced
 from tightfit.backends.pytorch.state import random_state, restore_random
 from tightfit.backends.pytorch.step import Step
 from tightfit.errors import ReportError
@@ -65,7 +66,7 @@ class StepProfiler:
     def timed(self) -> Iterator[None]:
         self._clock.begin()
         began = time.perf_counter()
-        with self._watched(self._clock.enter), self._updates_timed():
+        with replaced(self._step, "watch", self._clock.enter), self._updates_timed():
             yield
         self._clock.end()
         self._timed.append((time.perf_counter() - began, self._clock.read()))
@@ -113,26 +114,10 @@ class StepProfiler:
         """The plain step of median length: its wall seconds, and those of its phases."""
         return sorted(self._timed, key=lambda each: each[0])[len(self._timed) // 2]
 
-    @contextmanager
-    def _watched(self, watch: Callable[[Phase], None]) -> Iterator[None]:
-        before, self._step.watch = self._step.watch, watch
-        try:
-            yield
-        finally:
-            self._step.watch = before
-
-    @contextmanager
-    def _updates_timed(self) -> Iterator[None]:
+    def _updates_timed(self) -> AbstractContextManager[None]:
         """Inside, updates of blocks within another phase count as updates, as they do in a trace."""
         blocks = self._step.blocks
-        if blocks is None:
-            yield
-            return
-        before, blocks.around_updates = blocks.around_updates, self._clock.updating
-        try:
-            yield
-        finally:
-            blocks.around_updates = before
+        return nullcontext() if blocks is None else replaced(blocks, "around_updates", self._clock.updating)
 
     def _restorer(self) -> Callable[[], None]:
         """A function that brings the step back to where it is now, as long as no weight was changed since."""
@@ -165,7 +150,7 @@ class StepProfiler:
                 stack.callback(memory._record_memory_history, enabled=None)
             began = time.perf_counter()
             try:
-                with self._watched(found.marks.enter):
+                with replaced(self._step, "watch", found.marks.enter):
                     yield
             finally:
                 found.marks.close()
