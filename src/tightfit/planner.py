@@ -112,7 +112,7 @@ def plan_on(
 
 def _drive_notes(found: Plan) -> list[str]:
     """A sentence on what a plan's choice moves to and from a drive, at the speed measured of it where it is here."""
-    if found.chosen is None or (drive := found.chosen.recipe.parallel.drive) is None:
+    if found.chosen is None or (drive := found.chosen.recipe.parallel.nvme_path) is None:
         return []
     moves = moves_of(found.chosen.recipe, found.chosen.estimate.memory.drive * found.device.cards)
     said = (f"parallel.offload: a step reads {size(moves.read)} of each machine's drive and writes "

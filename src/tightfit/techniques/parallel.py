@@ -48,7 +48,7 @@ class Parallel(Technique):
         return False
 
     @property
-    def drive(self) -> str | None:
+    def nvme_path(self) -> str | None:
         """The folder on a drive where parts wait; None where none do."""
         return None
 
@@ -63,8 +63,8 @@ class Parallel(Technique):
         return 1
 
     def communicating_less(self, several: bool) -> list[Self]:
-        """Settings with which processes exchange less, and hold more. several: whether a process has several
-        micro-batches in a step."""
+        """Settings with which processes exchange less, and hold more. several: whether each has several micro-batches.
+        """
         return []
 
     def of_one_process(self, recipe: Recipe) -> Recipe:
@@ -190,8 +190,7 @@ class Fsdp(_Divided):
     """The micro-batches after which gradients are summed over processes: after the last alone costs less exchange, and
     keeps whole gradients until then."""
     cpu_offload: bool = False
-    """Keep each process's part of weights, gradients and optimizer states in the host's memory, and update them there.
-    """
+    """Keep each process's part of weights, gradients and optimizer states in host memory, and update them there."""
 
     @property
     def shards(self) -> bool:
@@ -270,10 +269,6 @@ class Zero(_Divided):
     @property
     def cpu_offloads(self) -> bool:
         return self.offload != "none"
-
-    @property
-    def drive(self) -> str | None:
-        return self.nvme_path
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         held, whole = undivided_bytes(recipe), WIDE * (3 - self.stage)
