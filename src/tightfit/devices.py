@@ -22,6 +22,9 @@ GIB = 1 << 30
 FORMATS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 """Number formats with peaks of their own, by PyTorch's name."""
 
+TENSOR_CORES = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
+"""The compute capability from which tensor cores have a format (CUDA C++ programming guide, compute capabilities)."""
+
 RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 """Resident threads of a multiprocessor by compute capability, 2,048 on others (CUDA C++ Programming Guide, "Technical
 Specifications per Compute Capability")."""
@@ -81,6 +84,15 @@ class Device:
     def at_least(self, major: int, minor: int = 0) -> bool:
         """Whether this is a CUDA device of at least that compute capability."""
         return self.capability is not None and self.capability >= (major, minor)
+
+    def has_tensor_cores(self, number_format: str) -> bool:
+        """Whether this is a CUDA device whose tensor cores have a format."""
+        return self.at_least(*TENSOR_CORES[number_format])
+
+    @property
+    def has_flash(self) -> bool:
+        """Whether it is a CUDA device with fused attention on tensor cores: flash attention's kernels, and cuDNN's."""
+        return self.at_least(8)
 
     @property
     def world(self) -> int:

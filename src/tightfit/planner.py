@@ -31,7 +31,6 @@ from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target, cpu_target, gpu_target
 from tightfit.recipe import Data, Recipe
 from tightfit.recipe.lookup import as_recipe
-from tightfit.techniques.parallel import NoParallel, Zero
 from tightfit.text import seconds, size
 
 RecipeForDevice = Callable[[bool], Recipe]
@@ -113,22 +112,21 @@ def plan_on(
 
 def _drive_notes(found: Plan) -> list[str]:
     """A sentence on what a plan's choice moves to and from a drive, at the speed measured of it where it is here."""
-    parallel = None if found.chosen is None else found.chosen.recipe.parallel
-    if found.chosen is None or not isinstance(parallel, Zero) or parallel.nvme_path is None:
+    if found.chosen is None or (drive := found.chosen.recipe.parallel.nvme_path) is None:
         return []
-    moves = moves_of(found.chosen.recipe, parallel, found.chosen.estimate.memory.drive * found.device.cards)
+    moves = moves_of(found.chosen.recipe, found.chosen.estimate.memory.drive * found.device.cards)
     said = (f"parallel.offload: a step reads {size(moves.read)} of each machine's drive and writes "
             f"{size(moves.written)}")
-    if not Path(parallel.nvme_path).is_dir():
-        return [f"{said}; {parallel.nvme_path} is not here: tightfit doctor measures the drive where it is run"]
+    if not Path(drive).is_dir():
+        return [f"{said}; {drive} is not here: tightfit doctor measures the drive where it is run"]
     from tightfit.doctor.machine import read_disk  # for drives alone
 
-    disk = read_disk(Path(parallel.nvme_path))
+    disk = read_disk(Path(drive))
     if disk.write is None or disk.read is None:
-        return [f"{said}; the drive at {parallel.nvme_path} could not be measured ({disk.error or 'no reading speed'})"]
+        return [f"{said}; the drive at {drive} could not be measured ({disk.error or 'no reading speed'})"]
     wait = moves.read / disk.read + moves.written / disk.write
     return [f"{said}: {seconds(wait)} at the {disk.read / 1e6:,.0f} and {disk.write / 1e6:,.0f} MB/s measured at "
-            f"{parallel.nvme_path}, of a step that takes {seconds(found.chosen.estimate.time.step_seconds)} besides"]
+            f"{drive}, of a step that takes {seconds(found.chosen.estimate.time.step_seconds)} besides"]
 
 
 def compare(
@@ -155,7 +153,7 @@ def overview(recipe_on: RecipeForDevice, *, progress: Progress | None = None) ->
 def asks_for_overview(recipe: Recipe) -> bool:
     """Whether a recipe, for which no device was named, is for a GPU where this machine has none."""
     plain = recipe.device == "auto" and recipe.mode == "train" and recipe.backend.runs_torch
-    return plain and recipe.parallel == NoParallel() and own_device(recipe, "cuda") is None
+    return plain and recipe.parallel.one_device and own_device(recipe, "cuda") is None
 
 
 def own_device(recipe: Recipe, kind: str) -> Device | None:

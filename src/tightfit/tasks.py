@@ -8,7 +8,7 @@ Labels are aligned with logits: `labels[b, t]` is what `logits[b, t]` predicts, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,12 @@ IGNORE = -100
 
 MaskKind = Literal["none", "padded", "packed"]
 Array = np.ndarray
+ArrayType = TypeVar("ArrayType")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroBatch:
-    """The arrays that one forward pass reads.
+class BatchOf(Generic[ArrayType]):
+    """The arrays that one forward pass reads, of numpy or as tensors.
 
     inputs: the model's arguments by name, such as `input_ids` (B, T) int64 and, where positions restart,
         `position_ids` (B, T) int64; `pixel_values` (B, C, H, W) float32; `decoder_input_ids` (B, S) int64.
@@ -35,36 +36,52 @@ class MicroBatch:
     document_ids: (B, T) int32, equal within a document, rising along a row; only with mask `packed`.
     """
 
-    inputs: dict[str, Array]
-    labels: Array
+    inputs: dict[str, ArrayType]
+    labels: ArrayType
     mask: MaskKind = "none"
-    padding: Array | None = None
-    document_ids: Array | None = None
+    padding: ArrayType | None = None
+    document_ids: ArrayType | None = None
 
     @property
-    def samples(self) -> int:
-        return int(self.labels.shape[0])
-
-    @property
-    def padding_mask(self) -> Array | None:
+    def padding_mask(self) -> ArrayType | None:
         """`padding`, where attention has to be kept from it."""
         return self.padding if self.mask == "padded" else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlobalBatch:
-    """The micro-batches of one global batch: what one optimizer step reads.
+class MicroBatch(BatchOf[Array]):
+    """A micro-batch as arrays of numpy."""
+
+    @property
+    def samples(self) -> int:
+        return int(self.labels.shape[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTotals:
+    """Totals of a global batch, whatever its arrays are.
 
     count: number of labels that count, over all micro-batches; the loss is divided by it.
     tokens: number of real input positions (images: number of images).
     origin: where in the data it lies, for messages, such as "epoch 0, samples 7, 31, 4, 12".
     """
 
-    micro_batches: tuple[MicroBatch, ...]
     count: int
     samples: int
     tokens: int
     origin: str = ""
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """These fields by name."""
+        return {"count": self.count, "samples": self.samples, "tokens": self.tokens, "origin": self.origin}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalBatch(BatchTotals):
+    """The micro-batches of one global batch: what one optimizer step reads."""
+
+    micro_batches: tuple[MicroBatch, ...]
 
 
 @dataclass(frozen=True)

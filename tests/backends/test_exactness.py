@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from tests.architectures import CAUSAL, IMAGES, MASKED, POSITIONS, SEQ2SEQ, TASK_OF, VOCAB, tiny_model
 from tests.backends.jax.cases import SCANNED, fast_options
 from tightfit.backends.jax.backend import JaxBackend
-from tightfit.backends.jax.loading import array_global_batch
+from tightfit.backends.jax.loading import stack_micro_batches
 from tightfit.backends.jax.step import Step as JaxStep
 from tightfit.backends.jax.update import global_batch_gradients
 from tightfit.backends.pytorch.backend import PytorchBackend
@@ -136,14 +136,14 @@ def in_jax(folder: Path, split: tuple[int, ...]) -> tuple[dict[str, Tensor], flo
     for size in split:
         part, made = made[:size], made[size:]
         parts.append(collate(part, "causal-lm"))
-    global_batch = array_global_batch(global_batch_of(tuple(parts)), micro_batches=ROWS, rows=ROWS)
+    global_batch = stack_micro_batches(global_batch_of(tuple(parts)), micro_batches=ROWS, rows=ROWS)
     count = np.int32(global_batch.count)
     if not programs:
         compute = jax.jit(lambda params, arrays, count: global_batch_gradients(step.build, params, arrays, count, None))
         lowered = compute.lower(step.state["params"], global_batch.arrays, count)
         programs["one for every split"] = lowered.compile(compiler_options=fast_options())
     total, found = programs["one for every split"](step.state["params"], global_batch.arrays, count)
-    arrays = step.build.network.unstacked(jax.device_get(found))
+    arrays = step.build.network.unstack_layers(jax.device_get(found))
     return {name: torch.tensor(array) for name, array in arrays.items()}, float(total) / global_batch.count
 
 
@@ -237,8 +237,8 @@ def test_clipping_under_accumulation_is_exact(backend, split, request, tmp_path_
         if backend == "jax":
             device = JaxBackend().device(recipe)
             jax_step = JaxStep(JaxBackend().build(resolve(recipe, device), device))
-            result = jax_step(array_global_batch(global_batch, ROWS, ROWS), 1.0).read()
-            weights = jax_step.build.network.unstacked(jax.device_get(jax_step.state["params"]))
+            result = jax_step(stack_micro_batches(global_batch, ROWS, ROWS), 1.0).read()
+            weights = jax_step.build.network.unstack_layers(jax.device_get(jax_step.state["params"]))
             after = {n: torch.tensor(array).double() for n, array in weights.items()}
         else:
             device = PytorchBackend().device(recipe)

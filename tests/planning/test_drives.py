@@ -22,7 +22,7 @@ RECIPE = Recipe.from_dict({"batch_size": 8, "micro_batch_size": 2, "optimizer": 
 def test_bytes_of_a_parameter():
     """Weights, their copy, two states, gradients; two micro-batches a process gather weights four times."""
     assert drive_bytes(RECIPE, ZERO, 10) == DriveBytes(held=200, in_memory=40, read=4 * 40 + 160, written=200)
-    assert moves_of(RECIPE, ZERO, 200) == drive_bytes(RECIPE, ZERO, 10)
+    assert moves_of(RECIPE.model_copy(update={"parallel": ZERO}), 200) == drive_bytes(RECIPE, ZERO, 10)
 
 
 @pytest.mark.parametrize(("speed", "said"), [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from tightfit.backends.world import World
 from tightfit.devices import Device
@@ -19,6 +19,7 @@ from tightfit.trace import Trace, UntracedMemory
 if TYPE_CHECKING:
     from tightfit.backends.measurements import Measurement, ModelSize, Timings
 
+T = TypeVar("T")
 
 WARM_UP = 2
 """Steps before any is measured: the first makes the optimizer's states, compiles, and picks kernels."""
@@ -216,6 +217,11 @@ class Backend(Protocol):
 
     def untraced(self, recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemory]:
         """Memory of the recipe's step on a device that its trace, of this device or of one like it, does not hold."""
+
+
+def unchanged(technique: Technique, build: T) -> T:
+    """The build as it is, for what every step does without a technique, or reads from the recipe."""
+    return build
 
 
 def absences(recipe: Recipe, absent: Mapping[type[Technique], str]) -> list[str]:

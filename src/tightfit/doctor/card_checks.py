@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from tightfit.catalogue import PCIE_3, PCIE_4, PCIE_5
-from tightfit.devices import GIB
+from tightfit.devices import GIB, TENSOR_CORES
 from tightfit.doctor.findings import Finding, FindingBuilder
 from tightfit.doctor.readings import Gpu, Readings
 from tightfit.text import size
@@ -24,8 +24,6 @@ RANGE = f"good is below {GOOD} C, best {BEST[0]} to {BEST[1]} C under load, thro
 BUSY = 20
 """Percent of utilization from which a card is at work."""
 
-FORMATS = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
-"""The compute capability from which tensor cores have a format (CUDA C++ programming guide, compute capabilities)."""
 LANE = {1: 0.25, 2: 0.5, 3: PCIE_3, 4: PCIE_4, 5: PCIE_5, 6: 7.56}
 """GB/s of one lane in one direction, by PCIe generation (PCI-SIG; the sixth after its flit encoding)."""
 
@@ -146,8 +144,8 @@ def _memory(gpu: Gpu, say: FindingBuilder) -> Iterator[Finding]:
 
 
 def _formats(capability: tuple[int, int], say: FindingBuilder) -> Finding:
-    served = [name for name, least in FORMATS.items() if capability >= least]
-    missing = [name for name in FORMATS if name not in served]
+    served = [name for name, least in TENSOR_CORES.items() if capability >= least]
+    missing = [name for name in TENSOR_CORES if name not in served]
     if not served:
         return say("advice", "capability", "no tensor cores: half precision saves memory and hardly time",
                    "write precision=fp32 or precision=fp16")

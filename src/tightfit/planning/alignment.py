@@ -84,7 +84,7 @@ def dimensions(recipe: Recipe) -> dict[str, int]:
 
 def wanted_multiples(device: Device, element_bytes: int) -> tuple[int, int]:
     """Numbers that a dimension should at least, and best, be a multiple of; (1, 1) without tensor cores."""
-    if not device.at_least(7) or (element_bytes == 4 and not device.at_least(8)):
+    if not device.has_tensor_cores("tf32" if element_bytes == 4 else "fp16"):
         return 1, 1
     least = 16 // element_bytes
     return least, 128 // element_bytes if device.wants_wide_rows else least

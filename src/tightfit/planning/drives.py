@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tightfit.recipe import Recipe
-from tightfit.techniques.parallel import WIDE, Zero
+from tightfit.techniques.parallel import WIDE, Parallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +21,17 @@ class DriveBytes:
     written: int
 
 
-def drive_bytes(recipe: Recipe, zero: Zero, parameters: int) -> DriveBytes:
+def drive_bytes(recipe: Recipe, parallel: Parallel, parameters: int) -> DriveBytes:
     """Traffic of a resolved recipe with its drive. parameters: those that a machine's processes hold together."""
     states = 0.0 if recipe.optimizer == "auto" else recipe.optimizer.bytes_beside(None)
     micro = recipe.batch_size if recipe.micro_batch_size == "auto" else recipe.micro_batch_size
-    passes = 2 * max(-(-recipe.batch_size // (micro * zero.process_count)), 1)
+    passes = 2 * max(-(-recipe.batch_size // (micro * parallel.process_count)), 1)
     weights, updated = WIDE * parameters, round((2 * WIDE + states) * parameters)  # with gradients, as large as weights
     return DriveBytes(held=weights + updated, in_memory=weights, read=passes * weights + updated,
                       written=weights + updated)
 
 
-def moves_of(recipe: Recipe, zero: Zero, held: int) -> DriveBytes:
+def moves_of(recipe: Recipe, held: int) -> DriveBytes:
     """Traffic of a resolved recipe whose machines hold so many bytes on a drive."""
-    of_one = drive_bytes(recipe, zero, 1).held
-    return drive_bytes(recipe, zero, held // of_one)
+    of_one = drive_bytes(recipe, recipe.parallel, 1).held
+    return drive_bytes(recipe, recipe.parallel, held // of_one)

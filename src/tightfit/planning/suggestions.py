@@ -67,7 +67,7 @@ def stability_suggestions(recipe: Recipe) -> list[str]:
     ]
     if recipe.max_grad_norm == 0.0:
         changes.append("max_grad_norm=1.0")
-    if recipe.precision != "auto" and recipe.precision.is_half:
+    if recipe.is_half:
         changes.append("precision=fp32")
     return changes
 

@@ -11,7 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from tightfit.bundled import BUNDLED
 from tightfit.recipe.lookup import IF_CUDA
 from tightfit.recipe.schema import Recipe
-from tightfit.recipe.yaml import SHORT_FIELDS, SHORT_FORMS, technique_to_yaml
+from tightfit.recipe.yaml import SAID_BY_FALSE, SHORT_FIELDS, SHORT_FORMS, technique_to_yaml
 from tightfit.techniques import VARIANTS, Technique
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _names(variant: type[Technique]) -> list[str | bool | None]:
     """The values of its field that mean a variant; YAML reads `off` as false and `null` as nothing."""
     own = (variant.slot, variant.name)
     short = [name for (slot, name), knobs in SHORT_FORMS.items() if (slot, knobs["name"]) == own]
-    return [variant.name, *short, *((False, None) if variant.name in ("off", "none") else ())]
+    return [variant.name, *short, *((False, None) if variant.name in SAID_BY_FALSE else ())]
 
 
 def _text(variant: type[Technique]) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tightfit.errors import RecipeError
 from tightfit.recipe.sections import BestMetric, Coefficient, Data, Inference, NameOrPath, Schedule, Size, StepsOrShare
+from tightfit.recipe.technique_facts import TechniqueFacts
 from tightfit.recipe.yaml import explain, slot_field
 from tightfit.tasks import TASKS
 from tightfit.techniques import (
@@ -32,7 +33,6 @@ from tightfit.techniques import (
 )
 from tightfit.techniques.backend import Pytorch
 from tightfit.techniques.base import AsIs
-from tightfit.techniques.offload import HostShares
 from tightfit.techniques.parallel import ManyProcesses, NoParallel
 from tightfit.techniques.technique import NUMBER, Positive, at_most
 from tightfit.techniques.trainable import All
@@ -53,7 +53,7 @@ CHOSEN_SLOTS = tuple(field for field in CHOICES if field in SLOTS)
 """Those of them that a technique fills."""
 
 
-class Recipe(BaseModel):
+class Recipe(TechniqueFacts, BaseModel):
     """Model, data and techniques of a run. Frozen; build another with `override`."""
 
     model_config = ConfigDict(
@@ -268,26 +268,6 @@ class Recipe(BaseModel):
         """The fields that a search decides and that still say `auto`, or whose technique does of a knob."""
         shares = self.offload != "auto" and self.offload.open_shares
         return (*(field for field in CHOICES if getattr(self, field) == "auto"), *(("offload",) if shares else ()))
-
-    @property
-    def tf32(self) -> bool:
-        """Whether its matrix products of fp32 tensors may use the tensor cores."""
-        return self.precision != "auto" and self.precision.tf32
-
-    @property
-    def compiled(self) -> bool:
-        """Whether it names a compiler."""
-        return self.compile != "auto" and self.compile.compiles
-
-    @property
-    def offloaded(self) -> HostShares:
-        """The shares of the model that wait in the host's memory."""
-        return HostShares() if self.offload == "auto" else self.offload.shares
-
-    @property
-    def one_region(self) -> bool:
-        """Whether a compiler takes the whole model as one."""
-        return self.compile != "auto" and self.compile.one_region
 
     def override(self, **changes: Any) -> Self:
         """Another recipe with some fields changed; `max_steps` takes the place of epochs. Raises RecipeError as

@@ -17,6 +17,9 @@ SHORT_FORMS: dict[tuple[str, str], dict[str, Any]] = {
 }
 """Names that stand for a variant with a knob set."""
 
+SAID_BY_FALSE = ("off", "none")
+"""Names of variants that YAML's false and null mean as well."""
+
 SHORT_FIELDS = {"data": "source", "inference": "new_tokens"}
 """Fields that are mappings, and the one of theirs that a plain value stands for."""
 
@@ -43,7 +46,7 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
     name = knobs.pop("name", slot if slot in variants else "")
     if name is None or name is False:  # YAML reads `null` and `off` so
         written = "null" if name is None else "off"
-        name = next((off for off in ("off", "none") if off in variants), written)
+        name = next((off for off in SAID_BY_FALSE if off in variants), written)
     if not isinstance(name, str) or not name:
         raise RecipeError(f"{slot}: {shown(value)} has no `name`; choose from: {', '.join(sorted(variants))}")
     if (slot, name) in SHORT_FORMS:

@@ -27,6 +27,17 @@ class Attention(Technique):
     """Whether transformers generates with it."""
 
 
+def _refuse_half_kernel(recipe: Recipe, device: Device, kernel: str, instead: str) -> list[str]:
+    """Reasons why flash attention's kernels or cuDNN's cannot serve on a CUDA device. instead: what to write to do
+    without them."""
+    reasons = []
+    if not device.has_flash:
+        reasons.append(f"{kernel} needs compute capability 8.0 or later; write {instead}")
+    if recipe.precision != "auto" and not recipe.is_half:
+        reasons.append(f"{kernel} needs half precision; write precision=bf16 or {instead}")
+    return reasons
+
+
 @technique
 class Eager(Attention):
     """Plain matrix products and a softmax in fp32. It keeps every layer's matrix of scores, which grows with the
@@ -65,14 +76,8 @@ class Sdpa(Attention):
             return [f"the {self.kernel} kernel is PyTorch's; write attention.kernel=cudnn, or auto"]
         if device.kind == "cpu" and self.kernel in ("efficient", "cudnn"):
             reasons.append(f"the {self.kernel} kernel exists on CUDA devices only; write attention.kernel=auto")
-        if device.kind == "cuda":
-            full = recipe.precision != "auto" and not recipe.precision.is_half
-            if self.kernel in ("flash", "cudnn") and not device.at_least(8):
-                reasons.append(f"the {self.kernel} kernel needs compute capability 8.0 or later; "
-                               "write attention.kernel=efficient")
-            if self.kernel in ("flash", "cudnn") and full:
-                reasons.append(f"the {self.kernel} kernel needs half precision; write precision=bf16 "
-                               "or attention.kernel=efficient")
+        if device.kind == "cuda" and self.kernel in ("flash", "cudnn"):
+            reasons += _refuse_half_kernel(recipe, device, f"the {self.kernel} kernel", "attention.kernel=efficient")
         return reasons
 
     @classmethod
@@ -129,11 +134,6 @@ class FlashAttn(Attention):
     auto_on: ClassVar = ()
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = []
         if device.kind == "cpu":
-            reasons.append("flash-attn runs on CUDA devices only; write attention=sdpa")
-        elif not device.at_least(8):
-            reasons.append("flash-attn needs compute capability 8.0 or later; write attention=sdpa")
-        if recipe.precision != "auto" and not recipe.precision.is_half:
-            reasons.append("flash-attn needs half precision; write precision=bf16")
-        return reasons
+            return ["flash-attn runs on CUDA devices only; write attention=sdpa"]
+        return _refuse_half_kernel(recipe, device, "flash-attn", "attention=sdpa")

@@ -23,8 +23,7 @@ class Base(Technique):
 
     def format(self, recipe: Recipe) -> str:
         """The format of what is frozen and not quantized."""
-        precision = recipe.precision
-        return "float32" if precision == "auto" or precision.weight_rounding is None else "bfloat16"
+        return "float32" if recipe.weight_rounding is None else "bfloat16"
 
     def weight_bytes(self, recipe: Recipe) -> float:
         """Bytes of a frozen weight."""

@@ -68,7 +68,7 @@ class Optimizer(Technique):
         return states + (2 if rounding == "kahan" else 0)
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
-        return self.bytes_beside(None if recipe.precision == "auto" else recipe.precision.weight_rounding)
+        return self.bytes_beside(recipe.weight_rounding)
 
 
 @technique
@@ -122,7 +122,7 @@ class AdamW(_Adam):
     """Added to the denominator."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        rounding = None if recipe.precision == "auto" else recipe.precision.weight_rounding
+        rounding = recipe.weight_rounding
         if self.implementation == "auto":
             return []
         if recipe.backend.compiles_whole_steps:
@@ -205,7 +205,7 @@ class Adafactor(_Decaying):
                 f"and learning_rate is {learning_rate:g}",)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        if recipe.precision == "auto" or recipe.precision.weight_rounding is None:
+        if recipe.weight_rounding is None:
             return []
         return ["Adafactor's relative steps are mostly smaller than a bf16 weight's last bit and would be lost; "
                 "write precision=bf16, or optimizer=adamw"]  # which rounds in every way
@@ -247,10 +247,9 @@ class AdamW8bit(_Quantized):
 
     def saving(self, recipe: Recipe) -> str:
         pinned = recipe.optimizer
-        rounding = None if recipe.precision == "auto" else recipe.precision.weight_rounding
-        if pinned == "auto" or pinned.bytes_beside(rounding) <= self.state_bytes:
+        if pinned == "auto" or (held := pinned.bytes_per_parameter(recipe)) <= self.state_bytes:
             return ""
-        return f"{self.state_bytes:g} bytes of states a parameter instead of {pinned.bytes_beside(rounding):g}"
+        return f"{self.state_bytes:g} bytes of states a parameter instead of {held:g}"
 
 
 @technique
@@ -294,4 +293,4 @@ class AdamWAnyPrecision(_Decaying):
 
     def redundant(self, recipe: Recipe, written: Recipe) -> bool:
         """AdamW's states are bf16 already where the weights are."""
-        return recipe.precision != "auto" and recipe.precision.weight_rounding is not None
+        return recipe.weight_rounding is not None

@@ -29,6 +29,8 @@ class Parallel(Technique):
     slot: ClassVar[str] = "parallel"
     changes_states: ClassVar[bool] = True
     may_be_auto: ClassVar[bool] = False
+    one_device: ClassVar[bool] = False
+    """Whether a step is one device's work."""
     every_device: ClassVar[bool] = False
     """Whether one process uses all of this machine's devices."""
     engine_steps: ClassVar[bool] = False
@@ -47,6 +49,11 @@ class Parallel(Technique):
         return False
 
     @property
+    def nvme_path(self) -> str | None:
+        """The folder on a drive where parts wait; None where none do."""
+        return None
+
+    @property
     def syncs_every(self) -> bool:
         """Whether processes sum gradients after every micro-batch, and not after the last one of a step alone."""
         return False
@@ -57,8 +64,8 @@ class Parallel(Technique):
         return 1
 
     def communicating_less(self, several: bool) -> list[Self]:
-        """Settings with which processes exchange less, and hold more. several: whether a process has several
-        micro-batches in a step."""
+        """Settings with which processes exchange less, and hold more. several: whether each has several micro-batches.
+        """
         return []
 
     def of_one_process(self, recipe: Recipe) -> Recipe:
@@ -75,6 +82,7 @@ class NoParallel(Parallel):
     """One device."""
 
     name: ClassVar[str] = "none"
+    one_device: ClassVar[bool] = True
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
 
@@ -86,14 +94,6 @@ def undivided_bytes(recipe: Recipe) -> float:
     """Bytes of weights, gradients and optimizer states for each parameter of a model that is not divided."""
     return sum(technique.bytes_per_parameter(recipe) for technique in (recipe.precision, recipe.optimizer)
                if technique != "auto")  # fmt: skip
-
-
-def refuse_whole_updates(recipe: Recipe) -> list[str]:
-    """Reasons why weights in parts cannot be updated by the recipe's optimizer."""
-    if recipe.optimizer == "auto" or recipe.optimizer.works_on_shards:
-        return []
-    return [f"optimizer={recipe.optimizer.name} needs more of a weight than one process's part; write optimizer=adamw, "
-            "or parallel=ddp"]
 
 
 @technique
@@ -125,7 +125,7 @@ class ManyProcesses(Parallel):
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [cls(processes=device.world)] if device.world > 1 else []
+        return [cls(processes=device.world)] if device.world > 1 and recipe.backend.name in cls.auto_on else []
 
     def of_one_process(self, recipe: Recipe) -> Recipe:
         share = -(-recipe.batch_size // self.process_count)
@@ -134,11 +134,9 @@ class ManyProcesses(Parallel):
                                micro_batch_size=micro if micro == "auto" else min(micro, share))
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = []
         if recipe.profile_step is not None:
-            reasons.append("a profile is of one process; write profile_step=null, or "
-                           "parallel=none")
-        return reasons
+            return ["a profile is of one process; write profile_step=null, or parallel=none"]
+        return []
 
 
 @technique
@@ -156,7 +154,28 @@ class Ddp(ManyProcesses):
 
 
 @technique
-class Fsdp(ManyProcesses):
+class _Divided(ManyProcesses):
+    reach: ClassVar[int] = 2
+    whole_weights: ClassVar[str] = "parallel=ddp"
+    """The setting whose processes each have whole weights."""
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = super().refuse(recipe, device)
+        optimizer, checkpointing = recipe.optimizer, recipe.checkpointing
+        if optimizer != "auto" and not optimizer.works_on_shards:
+            reasons.append(f"optimizer={optimizer.name} needs more of a weight than one process's part; write "
+                           "optimizer=adamw, or parallel=ddp")
+        if recipe.mode == "train" and recipe.precision != "auto" and recipe.precision.full_eval:
+            reasons.append("weights whose update is divided cannot be replaced for an evaluation; write "
+                           "precision.full_eval=false, or parallel=ddp")
+        if checkpointing != "auto" and checkpointing.spans_blocks and self.shards:
+            reasons.append(f"checkpointing={checkpointing.name} recomputes several blocks as one, whose weights are "
+                           f"gathered one by one; write checkpointing=every-block, or {self.whole_weights}")
+        return reasons
+
+
+@technique
+class Fsdp(_Divided):
     """A process for each device, each with a part of every weight, gradient and optimizer state. A block's weights are
     gathered while it computes, the next one's meanwhile, and its gradients summed where their part is kept (FSDP: Zhao
     et al. 2023, arXiv 2304.11277, as torch's fully_shard)."""
@@ -165,7 +184,6 @@ class Fsdp(ManyProcesses):
     speed: ClassVar[str] = "as ddp where the link hides half as many bytes again; slower where it does not"
     memory: ClassVar[str] = "weights, gradients and states divided by the number of devices; two blocks gathered"
     slowdown_share: ClassVar[Mapping[str, float]] = {"cuda": 0.05}
-    reach: ClassVar[int] = 2
 
     reshard: bool = True
     """Drop a block's gathered weights after its forward pass, and gather them again for the backward pass."""
@@ -173,8 +191,7 @@ class Fsdp(ManyProcesses):
     """The micro-batches after which gradients are summed over processes: after the last alone costs less exchange, and
     keeps whole gradients until then."""
     cpu_offload: bool = False
-    """Keep each process's part of weights, gradients and optimizer states in the host's memory, and update them there.
-    """
+    """Keep each process's part of weights, gradients and optimizer states in host memory, and update them there."""
 
     @property
     def shards(self) -> bool:
@@ -210,23 +227,19 @@ class Fsdp(ManyProcesses):
         return -undivided_bytes(recipe) * (1.0 if self.cpu_offload else 1 - 1 / self.process_count)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = [*super().refuse(recipe, device), *refuse_whole_updates(recipe)]
+        reasons = super().refuse(recipe, device)
         precision, compiled = recipe.precision, recipe.compile
-        checkpointing = recipe.checkpointing
         if precision != "auto" and precision.computes_in != precision.activations_in:
             reasons.append(f"precision={precision.name} scales weights by what it sees of them, which would be a part; "
                            "write precision=bf16, or parallel=ddp")
         if compiled != "auto" and compiled.one_region:
             reasons.append(f"weights are gathered between blocks, of which compile={compiled.name} makes one region; "
                            "write compile=per-block, or parallel=ddp")
-        if checkpointing != "auto" and checkpointing.spans_blocks:
-            reasons.append(f"checkpointing={checkpointing.name} recomputes several blocks as one, whose weights are "
-                           "gathered one by one; write checkpointing=every-block, or parallel=ddp")
         return reasons
 
 
 @technique
-class Zero(ManyProcesses):
+class Zero(_Divided):
     """A process for each device, each with a part of the optimizer states, of the gradients from stage 2 on, and of the
     weights in stage 3 (ZeRO: Rajbhandari et al. 2020, arXiv 1910.02054), by DeepSpeed; what is offloaded waits in the
     host's memory, or on a drive (arXiv 2104.07857)."""
@@ -235,7 +248,8 @@ class Zero(ManyProcesses):
     engine_steps: ClassVar[bool] = True
     speed: ClassVar[str] = "about as ddp in stages 1 and 2, as fsdp in stage 3; the processor updates what is offloaded"
     memory: ClassVar[str] = "optimizer states, gradients, weights, by stage, divided by the number of devices"
-    reach: ClassVar[int] = 2
+    whole_weights: ClassVar[str] = "parallel.stage=2"
+    auto_on: ClassVar = ()  # a plan divides with fsdp, which it traces
 
     stage: Literal[1, 2, 3] = 2
     """Stage, by what is divided: 1 optimizer states, 2 gradients as well, 3 weights as well."""
@@ -263,17 +277,12 @@ class Zero(ManyProcesses):
         return whole + parts - held
 
     @classmethod
-    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return []  # a plan divides with fsdp, which it traces; zero is for those who name it
-
-    @classmethod
     def representative_settings(cls) -> list[Self]:
         return [cls(stage=1), cls(stage=2), cls(stage=3), cls(stage=2, offload="cpu"), cls(stage=3, offload="cpu")]
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = [*super().refuse(recipe, device), *refuse_whole_updates(recipe)]
+        reasons = super().refuse(recipe, device)
         precision, compiled = recipe.precision, recipe.compile
-        checkpointing = recipe.checkpointing
         if precision != "auto" and (precision.weight_bytes != 4 or precision.computes_in not in FORMATS):
             reasons.append(f"precision={precision.name} is not one of those that it is held to; write precision=bf16, "
                            "precision=fp32, or parallel=fsdp")
@@ -283,9 +292,6 @@ class Zero(ManyProcesses):
         if compiled != "auto" and compiled.compiles:
             reasons.append(f"DeepSpeed's hooks are no part of what compile={compiled.name} compiles; write "
                            "compile=off, or parallel=fsdp")
-        if checkpointing != "auto" and checkpointing.spans_blocks and self.stage == 3:
-            reasons.append(f"checkpointing={checkpointing.name} recomputes several blocks as one, whose weights stage "
-                           "3 gathers one by one; write checkpointing=every-block, or parallel.stage=2")
         if self.offload == "nvme" and self.stage < 3:
             reasons.append(f"offload=nvme is stage 3's, and stage is {self.stage}; write parallel.stage=3, or "
                            "parallel.offload=cpu")

@@ -52,6 +52,11 @@ class Precision(Technique):
         return False
 
     @property
+    def full_eval(self) -> bool:
+        """Whether an evaluation takes the weights themselves in 16 bits."""
+        return False
+
+    @property
     def is_half(self) -> bool:
         """Whether matrix products take numbers of 16 bits or fewer."""
         return self.computes_in != "float32"
@@ -77,8 +82,7 @@ class Precision(Technique):
         return 4 if self.weight_rounding is None else 2
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
-        checkpointing = recipe.checkpointing
-        recomputed = recipe.compiled and checkpointing != "auto" and checkpointing.recomputes
+        recomputed = recipe.compiled and recipe.recomputes
         copies = 2 if self.autocast and not recomputed else 0  # else each block's are freed with its activations
         return 2.0 * self.weight_bytes + copies  # a weight and its gradient
 
@@ -89,7 +93,7 @@ class _Fp32Weights(Precision):
     """Let matrix products and convolutions of fp32 tensors use the tensor cores (CUDA, capability 8.0 and later)."""
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        if self.tf32 and not device.at_least(8):
+        if self.tf32 and not device.has_tensor_cores("tf32"):
             return [f"tf32 is a mode of CUDA devices of compute capability 8.0 or later, which {device.name} is not; "
                     "write precision.tf32=false"]
         return []
@@ -142,7 +146,7 @@ class Fp32(_Fp32Weights):
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [cls(tf32=device.at_least(8))]
+        return [cls(tf32=device.has_tensor_cores("tf32"))]
 
 
 @technique
@@ -242,7 +246,7 @@ class Fp8(Precision):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = [] if self.weights == "fp32" else _refuse_rounding(self.rounding, recipe)
-        if device.kind == "cuda" and not device.at_least(8, 9):
+        if device.kind == "cuda" and not device.has_tensor_cores("fp8"):
             instead = half_precision(device).name
             reasons.append(f"fp8 products need compute capability 8.9 or later, which {device.name} has not; write "
                            f"precision={instead}")
@@ -268,7 +272,7 @@ def half_precision(device: Device) -> type[Bf16] | type[Fp16]:
 
 
 def _emulates_bf16(device: Device) -> bool:
-    return device.kind == "cuda" and not device.at_least(8)
+    return device.kind == "cuda" and not device.has_tensor_cores("bf16")
 
 
 def _refuse_bf16(device: Device) -> list[str]:

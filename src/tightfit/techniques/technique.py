@@ -178,7 +178,7 @@ def refuse_between_blocks(recipe: Recipe, written: str, plain: str) -> list[str]
     elif compiled != "auto" and compiled.records_graphs:
         reasons.append(f"{written} moves what blocks work on, and CUDA graphs record addresses; write "
                        f"compile=per-block with its usual backend and mode, or {plain}")
-    if recipe.parallel.name != "none":
+    if not recipe.parallel.one_device:
         reasons.append(f"{written} serves one model; write {plain} beside parallel={recipe.parallel.name}")
     return reasons
 

@@ -10,7 +10,7 @@ import pytest
 from tests.backends.jax.cases import build, quickly
 from tightfit.backends.jax.build import Optimizer
 from tightfit.backends.jax.checkpoints import load_state, save_state
-from tightfit.backends.jax.optimizer import in_bf16
+from tightfit.backends.jax.optimizer import with_bf16_weights
 from tightfit.backends.jax.update import abstract_state, initial_state
 
 PLAIN = Optimizer(lambda params: (), lambda gradients, state, params, rate: (
@@ -22,7 +22,7 @@ PLAIN = Optimizer(lambda params: (), lambda gradients, state, params, rate: (
 ])  # fmt: skip
 def test_updates_below_the_last_bit_add_up(rounding, expected, within):
     """With all of XLA's optimizations, which must not keep more digits than bf16 has."""
-    optimizer = in_bf16(PLAIN, rounding)
+    optimizer = with_bf16_weights(PLAIN, rounding)
     params = {"w": jnp.ones(1024, jnp.bfloat16)}
     gradients = {"w": jnp.full(1024, 1e-4, jnp.bfloat16)}
 
@@ -36,7 +36,7 @@ def test_updates_below_the_last_bit_add_up(rounding, expected, within):
 
 
 def test_what_is_no_number_stays_none_under_random_rounding():
-    optimizer = in_bf16(PLAIN, "stochastic")
+    optimizer = with_bf16_weights(PLAIN, "stochastic")
     params = {"w": jnp.array([jnp.inf, -jnp.inf, jnp.nan, 0.0], jnp.bfloat16)}
     fresh, _ = optimizer.update({"w": jnp.zeros(4, jnp.bfloat16)}, optimizer.init(params), params, 1.0)
     np.testing.assert_array_equal(np.asarray(fresh["w"], np.float32), [np.inf, -np.inf, np.nan, 0.0])

@@ -11,9 +11,9 @@ import pytest
 
 from tests.backends.jax.cases import build, quickly
 from tests.backends.jax.test_step import micro_batch
-from tightfit.backends.jax.loading import array_global_batch
+from tightfit.backends.jax.loading import stack_micro_batches
 from tightfit.backends.jax.step import Step
-from tightfit.backends.jax.update import GROWTH_INTERVAL, global_batch_gradients, next_scaler, unscaled
+from tightfit.backends.jax.update import GROWTH_INTERVAL, global_batch_gradients, next_scaler, unscale
 from tightfit.tasks import global_batch_of
 
 
@@ -23,16 +23,16 @@ def made():
 
 
 def global_batch(made):
-    return array_global_batch(global_batch_of((micro_batch(2), micro_batch(2))), 2, made.rows)
+    return stack_micro_batches(global_batch_of((micro_batch(2), micro_batch(2))), 2, made.rows)
 
 
 def test_scaled_gradients_are_those_of_the_loss(made):
     step, given = Step(made), global_batch(made)
-    arrays, count = step._placed(given), jnp.int32(given.count)
+    arrays, count = step._device_put(given), jnp.int32(given.count)
     run = partial(global_batch_gradients, made)
     _, plain = quickly(lambda p, a: run(p, a, count, None), step.state["params"], arrays)
     _, scaled = quickly(lambda p, a: run(p, a, count, None, jnp.float32(1024)), step.state["params"], arrays)
-    found, finite = unscaled(scaled, {"scale": jnp.float32(1024), "steps": jnp.int32(0)})
+    found, finite = unscale(scaled, {"scale": jnp.float32(1024), "steps": jnp.int32(0)})
     assert finite
     for name, gradient in plain.items():
         np.testing.assert_allclose(found[name], gradient, rtol=0.05, atol=2e-3, err_msg=name)

@@ -11,9 +11,9 @@ import pytest
 
 from tests.backends.jax.cases import build, quickly, recipe
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import array_global_batch, global_batches
+from tightfit.backends.jax.loading import global_batches, stack_micro_batches
 from tightfit.backends.jax.step import Step
-from tightfit.backends.jax.update import evaluation
+from tightfit.backends.jax.update import eval_step
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import ModelError
@@ -39,14 +39,14 @@ def step():
 
 
 def loss(step: Step, global_batch) -> float:
-    return float(quickly(partial(evaluation, step.build), step.state["params"], global_batch.arrays)[0])
+    return float(quickly(partial(eval_step, step.build), step.state["params"], global_batch.arrays)[0])
 
 
 def test_a_smaller_global_batch_runs_the_same_program(step):
     whole = global_batch_of((micro_batch(2), micro_batch(2)))
-    step(array_global_batch(whole, 2, 2), 1e-3).read()
+    step(stack_micro_batches(whole, 2, 2), 1e-3).read()
     programs, seconds = len(step._compiled), step.compile_seconds
-    part = array_global_batch(global_batch_of((micro_batch(1),)), 2, 2)
+    part = stack_micro_batches(global_batch_of((micro_batch(1),)), 2, 2)
     result = step(part, 1e-3).read()
     assert result.loss.count == 8
     assert (len(step._compiled), step.compile_seconds) == (programs, seconds)
@@ -55,7 +55,7 @@ def test_a_smaller_global_batch_runs_the_same_program(step):
 def test_what_is_added_weighs_nothing(step):
     batch = micro_batch(2, length=5)
     global_batch = global_batch_of((batch,))
-    alone, padded = array_global_batch(global_batch, 1, 2), array_global_batch(global_batch, 3, 4)
+    alone, padded = stack_micro_batches(global_batch, 1, 2), stack_micro_batches(global_batch, 3, 4)
     assert padded.arrays["labels"].shape == (3, 4, 5)
     assert (padded.arrays["labels"] != IGNORE).sum() == global_batch.count == 10
     assert loss(step, padded) == pytest.approx(loss(step, alone), rel=1e-6)
@@ -85,7 +85,7 @@ def test_padding_is_not_seen():
 
 @pytest.mark.parametrize(("name", "value"), [("labels", 64), ("input_ids", 64), ("input_ids", -1)])
 def test_a_token_that_the_model_has_no_row_for_is_an_error(step, name, value):
-    global_batch = array_global_batch(global_batch_of((micro_batch(2),)), 2, 2)
+    global_batch = stack_micro_batches(global_batch_of((micro_batch(2),)), 2, 2)
     global_batch.arrays[name][0, 0, 0] = value
     with pytest.raises(ModelError, match="vocab_size"):
         step(global_batch, 1e-3)
@@ -95,19 +95,19 @@ def test_other_inputs_are_an_error():
     batch = micro_batch(2)
     batch.inputs["token_type_ids"] = batch.inputs["input_ids"]
     with pytest.raises(ModelError, match=r"token_type_ids; .*backend=pytorch"):
-        array_global_batch(global_batch_of((batch,)), 1, 2)
+        stack_micro_batches(global_batch_of((batch,)), 1, 2)
 
 
 def test_the_state_gives_its_memory_to_the_next(step):
     before = jax.tree.leaves(step.state)
-    step(array_global_batch(global_batch_of((micro_batch(2), micro_batch(2))), 2, 2), 1e-3).read()
+    step(stack_micro_batches(global_batch_of((micro_batch(2), micro_batch(2))), 2, 2), 1e-3).read()
     given = [leaf for leaf in before if leaf.is_deleted()]
     assert sum(leaf.nbytes for leaf in given) > 0.99 * sum(leaf.nbytes for leaf in before)
 
 
 def test_dropout_differs_by_step_and_stays_out_of_evaluation():
     dropping = Step(build(model_overrides={"dropout_rate": 0.5}))
-    global_batch = array_global_batch(global_batch_of((micro_batch(2), micro_batch(2))), 2, 2)
+    global_batch = stack_micro_batches(global_batch_of((micro_batch(2), micro_batch(2))), 2, 2)
     losses = [dropping(global_batch, 1e-30).read().loss.sum for _ in range(2)]
     assert losses[0] != losses[1]
     first, second = dropping.evaluate([global_batch]), dropping.evaluate([global_batch])
@@ -120,7 +120,7 @@ def test_global_batches_come_in_order(workers):
     chosen = recipe(data={"source": "dummy", "samples": 10})
     loader = GlobalBatchLoader(prepare(chosen, model_facts(chosen)).train, chosen)
     made = global_batches(build(loading={"workers": workers, "prefetch": 2}), loader, 1, 8)
-    expected = [array_global_batch(loader.global_batch(index), 2, 2) for index in range(1, 8)]
+    expected = [stack_micro_batches(loader.global_batch(index), 2, 2) for index in range(1, 8)]
     for global_batch, wanted in zip(made, expected, strict=True):
         assert global_batch.origin == wanted.origin
         assert np.array_equal(global_batch.arrays["input_ids"], wanted.arrays["input_ids"])

@@ -117,7 +117,7 @@ TWO = """
 import jax, numpy as np
 from tests.backends.jax.cases import build, fast_options
 from tightfit.backends.jax import assembly
-from tightfit.backends.jax.loading import array_global_batch
+from tightfit.backends.jax.loading import stack_micro_batches
 from tightfit.backends.jax.step import Step
 from tightfit.tasks import MicroBatch, global_batch_of
 assembly.compiler_options = lambda flags, devices: fast_options()
@@ -128,8 +128,9 @@ found = []
 for parallel in ("none", "dp"):
     step = Step(build(batch_size=3, micro_batch_size=3, parallel=parallel, optimizer="sgd"))
     assert len(step.build.devices) == (2 if parallel == "dp" else 1)
-    losses = [step(array_global_batch(global_batch, 1, step.build.rows), 0.5).read() for _ in range(3)]
-    placed = jax.device_put(array_global_batch(global_batch, 1, step.build.rows).arrays["labels"], step.build.split)
+    losses = [step(stack_micro_batches(global_batch, 1, step.build.rows), 0.5).read() for _ in range(3)]
+    labels = stack_micro_batches(global_batch, 1, step.build.rows).arrays["labels"]
+    placed = jax.device_put(labels, step.build.batch_sharding)
     assert len({shard.device for shard in placed.addressable_shards}) == len(step.build.devices)
     assert parallel == "none" or placed.addressable_shards[0].data.shape[1] == 2
     found.append((losses, jax.device_get(step.state["params"])))

@@ -10,7 +10,7 @@ import torch
 from tests.backends.jax.cases import SCANNED, UNROLLED, build, quickly, recipe
 from tightfit.backends.jax.decoders import network_of
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import array_global_batch
+from tightfit.backends.jax.loading import stack_micro_batches
 from tightfit.backends.jax.step import Step
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import tensor_global_batch
@@ -29,7 +29,7 @@ def test_parameters_at_the_full_configuration():
 def in_pytorch(step: Step) -> Transformer:
     """The PyTorch transformer with the step's weights."""
     model = Transformer(step.build.network.config)
-    arrays = step.build.network.unstacked(jax.device_get(step.state["params"]))
+    arrays = step.build.network.unstack_layers(jax.device_get(step.state["params"]))
     model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()}, strict=True)
     return model
 
@@ -54,7 +54,7 @@ def test_fifty_steps_lose_what_they_lose_in_pytorch():
     global_batches = GlobalBatchLoader(prepare(chosen, model_facts(chosen)).train, chosen)
     for number in range(50):
         global_batch = global_batches.global_batch(number)
-        mine = ours(array_global_batch(global_batch, 3, 2), 3e-3).read()
+        mine = ours(stack_micro_batches(global_batch, 3, 2), 3e-3).read()
         other = theirs(tensor_global_batch(global_batch), 3e-3).read()
         assert mine.loss.mean == pytest.approx(other.loss.mean, abs=1e-4), number
         assert mine.grad_norm == pytest.approx(other.grad_norm, rel=1e-3)

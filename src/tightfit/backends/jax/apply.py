@@ -6,15 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tightfit import techniques
+from tightfit.backends.base import unchanged
 from tightfit.backends.jax import accumulation, attention, checkpointing, optimizer, precision
 from tightfit.backends.jax.build import Build
 from tightfit.techniques import Technique
-
-
-def unchanged(technique: Technique, build: Build) -> Build:
-    """The build as it is: every step does so, or reads it from the recipe."""
-    return build
-
 
 APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     techniques.base.AsIs: unchanged,

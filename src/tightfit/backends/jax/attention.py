@@ -1,7 +1,7 @@
 """Attention functions, and the mask of which positions may see each other.
 
 An attention function takes query (B, T, heads, head_dim), key and value (B, T, key heads, head_dim), and by name:
-`allowed`, bool that broadcasts to (B, 1, T, T), or None; `causal`; `scale`; and, where weights are dropped,
+`mask`, bool that broadcasts to (B, 1, T, T), or None; `causal`; `scale`; and, where weights are dropped,
 `dropout_rate` and `dropout_key`. It returns (B, T, heads, head_dim).
 """
 
@@ -26,7 +26,7 @@ IMPLEMENTATIONS = {"auto": None, "math": "xla", "cudnn": "cudnn"}
 
 
 def eager(technique: Eager, build: Build) -> Build:
-    return replace(build, attend=partial(eager_attention, softmax_dtype=build.network.softmax_dtype))
+    return replace(build, attention_fn=partial(eager_attention, softmax_dtype=build.network.softmax_dtype))
 
 
 def sdpa(technique: Sdpa, build: Build) -> Build:
@@ -41,7 +41,8 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
     if isinstance(build.recipe.precision, Fp16) and build.device.kind == "cpu":
         unserved.append("computes no fp16 on a processor; write precision=bf16")
     if not unserved:
-        return replace(build, attend=partial(dot_product_attention, implementation=IMPLEMENTATIONS[technique.kernel]))
+        implementation = IMPLEMENTATIONS[technique.kernel]
+        return replace(build, attention_fn=partial(dot_product_attention, implementation=implementation))
     if technique.kernel != "auto":
         raise Refused(f"attention.kernel: JAX's attention {unserved[0]}, or attention=eager")
     note = f"attention: eager is used, since JAX's own {' and '.join(each.partition(';')[0] for each in unserved)}"
@@ -49,7 +50,7 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
 
 
 def eager_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, allowed: jax.Array | None, causal: bool, scale: float,
+    query: jax.Array, key: jax.Array, value: jax.Array, *, mask: jax.Array | None, causal: bool, scale: float,
     softmax_dtype: str, dropout_rate: float = 0.0, dropout_key: jax.Array | None = None,
 ) -> jax.Array:
     """Products and a softmax, the scores and the softmax in `softmax_dtype`."""
@@ -62,7 +63,7 @@ def eager_attention(
     if group:
         scaled = scaled.reshape(rows, length, shared, heads // shared, width)
     scores = jnp.einsum(f"bqk{group}h,bskh->bk{group}qs", scaled.astype(wide), key.astype(wide))
-    seen = allowed
+    seen = mask
     if causal:
         ordered = jnp.tril(jnp.ones((1, 1, length, length), bool))
         seen = ordered if seen is None else seen & ordered
@@ -76,18 +77,18 @@ def eager_attention(
 
 
 def dot_product_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, allowed: jax.Array | None, causal: bool, scale: float,
+    query: jax.Array, key: jax.Array, value: jax.Array, *, mask: jax.Array | None, causal: bool, scale: float,
     implementation: Any, dropout_rate: float = 0.0, dropout_key: jax.Array | None = None,
 ) -> jax.Array:
     """JAX's own function, its softmax in fp32."""
     assert not dropout_rate or dropout_key is None, "sdpa serves no model that drops attention weights"
     mixed = jax.nn.dot_product_attention(
-        query, key, value, mask=allowed, scale=scale, is_causal=causal, implementation=implementation
+        query, key, value, mask=mask, scale=scale, is_causal=causal, implementation=implementation
     )
     return checkpoint_name(mixed, ATTENTION)
 
 
-def allowed_positions(batch: dict[str, jax.Array]) -> jax.Array | None:
+def attention_mask(batch: dict[str, jax.Array]) -> jax.Array | None:
     """Positions that may see each other besides the model's own causality: those of one document, and real ones.
 
     batch: arrays of a micro-batch, with `document_ids` (B, T) or `padding` (B, T) where there are any.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tightfit.backends.jax.network import Attend, Network, Params
+from tightfit.backends.jax.network import AttentionFn, Network, Params
 from tightfit.devices import Device
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
@@ -37,12 +37,12 @@ class Optimizer(NamedTuple):
 class Recomputation:
     """The part of the forward pass that the backward pass computes again.
 
-    parts: the layer's branches that are each recomputed alone. every: one layer in so many is recomputed; 0 for none.
+    branches: those of a layer that are each recomputed alone. every: one layer in so many is recomputed; 0 for none.
     segments: number of runs of layers of which only the input is kept; 0 for none. policy: which named values of a
     recomputed layer are kept all the same.
     """
 
-    parts: frozenset[str] = frozenset()
+    branches: frozenset[str] = frozenset()
     every: int = 0
     segments: int = 0
     policy: Callable[..., Any] | None = None
@@ -56,7 +56,7 @@ class Build:
     stored: the folder of the model's weights; None where they are drawn.
     weight_dtype: what weights are kept in. compute_dtype: what products are computed in. matmul_precision: how fp32
     products are, in JAX's words; None leaves it to JAX. loss_scaling: whether the loss is scaled against underflow.
-    attend, recomputation, sum_gradients, optimizer: what the techniques chose.
+    attention_fn, recomputation, sum_gradients, optimizer: what the techniques chose.
     compiler_options: XLA's, by name.
     notes: sentences for the person running this.
     """
@@ -72,7 +72,7 @@ class Build:
     compute_dtype: Any = jnp.float32
     matmul_precision: str | None = None
     loss_scaling: bool = False
-    attend: Attend | None = None
+    attention_fn: AttentionFn | None = None
     recomputation: Recomputation = field(default_factory=Recomputation)
     sum_gradients: SumGradients | None = None
     optimizer: Optimizer | None = None
@@ -89,7 +89,7 @@ class Build:
         return self._sharding()
 
     @property
-    def split(self) -> NamedSharding:
+    def batch_sharding(self) -> NamedSharding:
         """The sharding of (micro-batches, rows, ...): each device holds some rows of every micro-batch."""
         return self._sharding(None, BATCH_AXIS)
 

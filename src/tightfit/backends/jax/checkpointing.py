@@ -31,7 +31,7 @@ def _recomputation(technique: Checkpointing, build: Build) -> Recomputation:
     network = build.network
     match technique:
         case EveryBlock(apart=True):
-            return Recomputation(parts=frozenset(part.name for part in network.parts))
+            return Recomputation(branches=frozenset(branch.name for branch in network.branches))
         case EveryBlock():
             return Recomputation(every=1)
         case EveryNth(n=n):
@@ -41,7 +41,7 @@ def _recomputation(technique: Checkpointing, build: Build) -> Recomputation:
         case Segments(count=int(count)):
             return Recomputation(segments=min(count, network.depth))
         case MlpOnly() | AttentionOnly():
-            return Recomputation(parts=frozenset({technique.name}))
+            return Recomputation(branches=frozenset({technique.name}))
         case Selective(keep=keep, offload=offload):
             products = {"matmul-and-attention": network.products, "attention": (),
                         "every-other-matmul": network.products[::2]}[keep]

@@ -35,7 +35,7 @@ def read_weights(network: Network, folder: Path, dtype: Any) -> dict[str, Array]
         stored = dict(_stored(network, folder))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"model: the weights in {str(folder)!r} cannot be read: {one_line(error)}") from error
-    needed = {full: weight.shape for name, weight in network.weights.items() for full in network.canonical(name)}
+    needed = {full: weight.shape for name, weight in network.weights.items() for full in network.checkpoint_names(name)}
     if stored.keys() != needed.keys():
         names = ", ".join(sorted(stored.keys() ^ needed.keys())[:3])
         raise ModelError(f"model: the weights in {str(folder)!r} are another model's; they differ in {names}; take "
@@ -44,13 +44,13 @@ def read_weights(network: Network, folder: Path, dtype: Any) -> dict[str, Array]
         if stored[name].shape != shape:
             raise ModelError(f"model: the stored weight {name} has shape {stored[name].shape}, and the recipe asks for "
                              f"{shape}; take back the changed vocab_size or model_overrides, or write pretrained=false")
-    return network.stacked({name: stored.pop(name).astype(dtype) for name in list(stored)})
+    return network.stack_layers({name: stored.pop(name).astype(dtype) for name in list(stored)})
 
 
 def write_model(network: Network, arrays: dict[str, Array], folder: Path) -> None:
     """Write the configuration and the weights so that `model: <folder>` reads them, here and in PyTorch."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(network.unstacked(arrays), folder / MODEL, metadata={"format": "pt"})
+    save_file(network.unstack_layers(arrays), folder / MODEL, metadata={"format": "pt"})
     if isinstance(network.config, TransformerConfig):
         described = {"model_type": OUR_TRANSFORMER, **asdict(network.config)}
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
@@ -74,7 +74,7 @@ def _stored(network: Network, folder: Path) -> Iterator[tuple[str, Array]]:
 def save_state(network: Network, state: State, folder: Path) -> dict[str, Any]:
     """Write the files into `folder`; return what is not a tensor, as JSON values."""
     host = jax.device_get(state)
-    save_file(network.unstacked(host["params"]), folder / WEIGHTS)
+    save_file(network.unstack_layers(host["params"]), folder / WEIGHTS)
     save_file(_all_but_weights(host), folder / OPTIMIZER)
     follow_umask(folder)
     return {"jax": jax.__version__}
@@ -88,13 +88,13 @@ def load_state(network: Network, abstract: State, folder: Path) -> State:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder}: {one_line(error)}") from None
     empty: State = jax.tree.map(lambda a: np.empty(a.shape, a.dtype), abstract)
-    _check(folder, "weights", network.unstacked(empty["params"]), weights)
+    _check(folder, "weights", network.unstack_layers(empty["params"]), weights)
     needed = _all_but_weights(empty)
     _check(folder, "optimizer state", needed, others)
     rest = {name: tree for name, tree in empty.items() if name != "params"}
     read = jax.tree.unflatten(jax.tree.structure(rest), [others[name] for name in needed])
     placed: State = jax.tree.map(lambda value, place: jax.device_put(value, place.sharding),
-                                 {**read, "params": network.stacked(weights)}, abstract)
+                                 {**read, "params": network.stack_layers(weights)}, abstract)
     return placed
 
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tightfit.backends.jax.network import (
+    Branch,
     Forward,
     Network,
     Params,
-    Part,
     Weight,
     dropout,
     layer_norm,
@@ -80,7 +80,7 @@ def transformer(config: TransformerConfig) -> Network:
         return _dense(name, (features, fan_in), cut, features)
 
     layer = {
-        **_normed("mlp.pre_norm", width), **_normed("attn.pre_norm", width),
+        **_norm_weights("mlp.pre_norm", width), **_norm_weights("attn.pre_norm", width),
         **dense(products[0], width, hidden), **dense(products[1], hidden, width),
         **dense(products[2], width, 3 * mixed), **dense(products[3], mixed, width),
     }
@@ -90,9 +90,9 @@ def transformer(config: TransformerConfig) -> Network:
             "pos_emb": Weight((config.max_seq_len, width), normal(0.02)),
             "embed.weight": Weight((config.vocab_size, width), normal(width**-0.5)),
             **{f"layers.*.{name}": weight for name, weight in layer.items()},
-            **_normed("post_norm", width), **dense("output_layer", width, config.num_outputs),
+            **_norm_weights("post_norm", width), **dense("output_layer", width, config.num_outputs),
         },
-        parts=(
+        branches=(
             _feed_forward(partial(norm, name="mlp.pre_norm"), expand, partial(linear, name=products[1]),
                           config.dropout_rate),
             _attention(partial(norm, name="attn.pre_norm"), project, partial(linear, name=products[3]),
@@ -122,7 +122,7 @@ def gpt2(config: Any) -> Network:
     std = config.initializer_range
     last = std / math.sqrt(2 * config.n_layer)
     table = Weight((config.vocab_size, width), normal(std))
-    layer = {**_normed("ln_1", width), **_normed("ln_2", width)}
+    layer = {**_norm_weights("ln_1", width), **_norm_weights("ln_2", width)}
     for name, fan_in, features, deviation in zip(
         products, (width, width, width, hidden), (3 * width, width, hidden, width), (std, last, std, last), strict=True
     ):
@@ -133,9 +133,9 @@ def gpt2(config: Any) -> Network:
             "transformer.wte.weight": table,
             "transformer.wpe.weight": Weight((config.n_positions, width), normal(std)),
             **{f"transformer.h.*.{name}": weight for name, weight in layer.items()},
-            **_normed("transformer.ln_f", width), **({} if tied else {"lm_head.weight": table}),
+            **_norm_weights("transformer.ln_f", width), **({} if tied else {"lm_head.weight": table}),
         },
-        parts=(
+        branches=(
             _attention(partial(norm, name="ln_1"), project, partial(conv1d, name=products[1]),
                        head_dim**-0.5 if config.scale_attn_weights else 1.0, (config.attn_pdrop, config.resid_pdrop)),
             _feed_forward(partial(norm, name="ln_2"), expand, partial(conv1d, name=products[3]),
@@ -150,8 +150,8 @@ def gpt2(config: Any) -> Network:
 
 def llama(config: Any) -> Network:
     """The model of a configuration of Llama's shape. Raises ModelError for what is not here."""
-    global_batch = config.model_type == "mistral" or getattr(config, "use_sliding_window", False)
-    if global_batch and config.sliding_window is not None:
+    slides = config.model_type == "mistral" or getattr(config, "use_sliding_window", False)
+    if slides and config.sliding_window is not None:
         raise ModelError(f"model: a sliding window of {config.sliding_window} is not in backend: jax; write "
                          "model_overrides.sliding_window=null, or backend=pytorch")
     width, heads, tied = config.hidden_size, config.num_attention_heads, config.tie_word_embeddings
@@ -164,7 +164,7 @@ def llama(config: Any) -> Network:
         query, keys, value = (
             linear(params, name, x, forward.dtype).reshape(*x.shape[:2], -1, head_dim) for name in products[:3]
         )
-        return [_rotated(query, forward.positions, frequencies), _rotated(keys, forward.positions, frequencies), value]
+        return [*(_apply_rope(each, forward.positions, frequencies) for each in (query, keys)), value]
 
     def expand(params: Params, x: jax.Array, forward: Forward) -> jax.Array:
         gate, up = (linear(params, name, x, forward.dtype) for name in products[4:6])
@@ -173,14 +173,14 @@ def llama(config: Any) -> Network:
     hidden, qwen = config.intermediate_size, config.model_type == "qwen2"
     biased, wide = qwen or getattr(config, "attention_bias", False), getattr(config, "mlp_bias", False)
     queries, shared = heads * head_dim, config.num_key_value_heads * head_dim
-    draw = normal(config.initializer_range)
+    init = normal(config.initializer_range)
     sizes = ((queries, width), (shared, width), (shared, width), (width, queries),
              (hidden, width), (hidden, width), (width, hidden))
     biases = (biased, biased, biased, biased and not qwen, wide, wide, wide)
     layer = {f"{name}.weight": Weight((width,), ones) for name in ("input_layernorm", "post_attention_layernorm")}
     for name, size, has_bias in zip(products, sizes, biases, strict=True):
-        layer |= _dense(name, size, draw, size[0] if has_bias else None)
-    table = Weight((config.vocab_size, width), draw)
+        layer |= _dense(name, size, init, size[0] if has_bias else None)
+    table = Weight((config.vocab_size, width), init)
     return Network(
         config=config, depth=config.num_hidden_layers, outputs=config.vocab_size, products=products,
         weights={
@@ -188,7 +188,7 @@ def llama(config: Any) -> Network:
             **{f"model.layers.*.{name}": weight for name, weight in layer.items()},
             "model.norm.weight": Weight((width,), ones), **({} if tied else {"lm_head.weight": table}),
         },
-        parts=(
+        branches=(
             _attention(partial(norm, name="input_layernorm"), project, partial(linear, name=products[3]),
                        head_dim**-0.5, (config.attention_dropout, None)),
             _feed_forward(partial(norm, name="post_attention_layernorm"), expand, partial(linear, name=products[6])),
@@ -220,7 +220,7 @@ def rope_frequencies(rope: dict[str, Any], head_dim: int) -> Array:
 
 
 def _attention(norm: Function, project: Callable[..., list[jax.Array]], output: Function, scale: float,
-               rates: tuple[float | None, float | None], causal: bool = True) -> Part:
+               rates: tuple[float | None, float | None], causal: bool = True) -> Branch:
     """The attention branch.
 
     project: (parameters, normed (B, T, width), forward) -> query, key and value, each (B, T, its heads, head_dim).
@@ -232,22 +232,22 @@ def _attention(norm: Function, project: Callable[..., list[jax.Array]], output: 
         if key is not None and None not in rates:
             inner, outer = jax.random.split(key)
         query, keys, value = project(params, norm(params, x=x, dtype=forward.dtype), forward)
-        mixed = forward.attend(query, keys, value, allowed=forward.allowed, causal=causal, scale=scale,
+        mixed = forward.attention_fn(query, keys, value, mask=forward.mask, causal=causal, scale=scale,
                                dropout_rate=rates[0] or 0.0, dropout_key=inner)
         mixed = mixed.reshape(*x.shape[:2], -1)
         return dropout(output(params, x=mixed, dtype=forward.dtype), rates[1], outer)
 
-    return Part("attention", attention)
+    return Branch("attention", attention)
 
 
-def _feed_forward(norm: Function, expand: Function, output: Function, rate: float = 0.0) -> Part:
+def _feed_forward(norm: Function, expand: Function, output: Function, rate: float = 0.0) -> Branch:
     """The feed-forward branch. expand: (parameters, normed (B, T, width), forward) -> (B, T, hidden), activated."""
 
     def mlp(params: Params, x: jax.Array, forward: Forward, key: jax.Array | None) -> jax.Array:
         wide = expand(params, norm(params, x=x, dtype=forward.dtype), forward)
         return dropout(output(params, x=wide, dtype=forward.dtype), rate, key)
 
-    return Part("mlp", mlp)
+    return Branch("mlp", mlp)
 
 
 def _embedding(tokens: str, positions: str | None = None, rate: float = 0.0) -> Function:
@@ -276,18 +276,18 @@ def _activation(name: str) -> Function:
     return ACTIVATIONS[name]
 
 
-def _dense(name: str, shape: tuple[int, int], draw: Any, bias: int | None) -> dict[str, Weight]:
+def _dense(name: str, shape: tuple[int, int], init: Any, bias: int | None) -> dict[str, Weight]:
     """A matrix, and the vector of `bias` zeros that its product is added to."""
-    found = {f"{name}.weight": Weight(shape, draw)}
+    found = {f"{name}.weight": Weight(shape, init)}
     return found if bias is None else {**found, f"{name}.bias": Weight((bias,), zeros)}
 
 
-def _normed(name: str, width: int) -> dict[str, Weight]:
+def _norm_weights(name: str, width: int) -> dict[str, Weight]:
     """A layer normalization's weight and bias."""
     return {f"{name}.weight": Weight((width,), ones), f"{name}.bias": Weight((width,), zeros)}
 
 
-def _rotated(x: jax.Array, positions: jax.Array, frequencies: Array) -> jax.Array:
+def _apply_rope(x: jax.Array, positions: jax.Array, frequencies: Array) -> jax.Array:
     """`x` (B, T, heads, head_dim) turned by its positions (B, T), the two halves of features as pairs."""
     angles = positions[..., None].astype(jnp.float32) * frequencies
     angles = jnp.concatenate((angles, angles), axis=-1)[:, :, None, :]

@@ -11,9 +11,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from tightfit.backends.jax.attention import allowed_positions
+from tightfit.backends.jax.attention import attention_mask
 from tightfit.backends.jax.build import Build
-from tightfit.backends.jax.network import Forward, Params, Part, layers_of
+from tightfit.backends.jax.network import Branch, Forward, Params, layers_of
 from tightfit.tasks import IGNORE
 from tightfit.techniques.backend import Jax
 
@@ -32,7 +32,7 @@ def loss_sum(build: Build, params: Params, batch: Params, key: jax.Array | None 
         return cross_entropy_sum(found, batch["labels"])
 
 
-def evaluated(build: Build, params: Params, batch: Params) -> tuple[jax.Array, jax.Array]:
+def loss_and_correct(build: Build, params: Params, batch: Params) -> tuple[jax.Array, jax.Array]:
     """A micro-batch's summed loss, fp32, with nothing dropped, and how many labels have the largest logit, int32."""
     found = logits(build, params, batch)
     return cross_entropy_sum(found, batch["labels"]), (found.argmax(-1) == batch["labels"]).sum()
@@ -56,69 +56,70 @@ def logits(build: Build, params: Params, batch: Params, key: jax.Array | None = 
     key: of dropout; None drops nothing.
     """
     network, ids = build.network, batch["input_ids"]
-    assert build.attend is not None
+    assert build.attention_fn is not None
     positions = batch.get("position_ids")
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
     forward = Forward(
-        dtype=build.compute_dtype, attend=build.attend, allowed=allowed_positions(batch), positions=positions, key=key
-    )
+        dtype=build.compute_dtype, attention_fn=build.attention_fn, mask=attention_mask(batch), positions=positions,
+        key=key,
+    )  # fmt: skip
     with jax.default_matmul_precision(build.matmul_precision):
         with jax.named_scope("embed"):
             x = network.embed(params, ids, forward)
         with jax.named_scope("layers"):
-            x = _through_layers(build, layers_of(params), x, forward)
+            x = _apply_layers(build, layers_of(params), x, forward)
         with jax.named_scope("head"):
             found = network.head(params, x, forward)
             return found.astype(jnp.promote_types(found.dtype, jnp.float32))
 
 
-def _through_layers(build: Build, stacked: Params, x: jax.Array, forward: Forward) -> jax.Array:
+def _apply_layers(build: Build, stacked: Params, x: jax.Array, forward: Forward) -> jax.Array:
     """The residual stream (B, T, width) behind the last layer."""
-    depth, again, backend = build.network.depth, build.recomputation, build.recipe.backend
+    depth, remat, backend = build.network.depth, build.recomputation, build.recipe.backend
     assert isinstance(backend, Jax)
     assert backend.layers != "auto", "resolve the recipe first"
     layers = (stacked, jnp.arange(depth, dtype=jnp.int32))
 
     def blocks(keep_apart: bool) -> tuple[Block, ...]:
         plain = _block(build, forward, keep_apart)
-        if not again.every:
+        if not remat.every:
             return (plain,)
-        recomputed: Block = jax.checkpoint(plain, prevent_cse=keep_apart, policy=again.policy)
-        return (recomputed, *[plain] * (min(again.every, depth) - 1))
+        recomputed: Block = jax.checkpoint(plain, prevent_cse=keep_apart, policy=remat.policy)
+        return (recomputed, *[plain] * (min(remat.every, depth) - 1))
 
-    run = partial(_in_turn, blocks, backend.unroll if backend.layers == "scanned" else depth)
-    if not again.segments:
+    run = partial(_scan_layers, blocks, backend.unroll if backend.layers == "scanned" else depth)
+    if not remat.segments:
         return run(layers, x)
-    for number in range(again.segments):
-        bounds = slice(depth * number // again.segments, depth * (number + 1) // again.segments)
+    for number in range(remat.segments):
+        bounds = slice(depth * number // remat.segments, depth * (number + 1) // remat.segments)
         x = jax.checkpoint(run)(jax.tree.map(lambda a, bounds=bounds: a[bounds], layers), x)
     return x
 
 
 def _block(build: Build, forward: Forward, keep_apart: bool) -> Block:
     """One layer: each branch in turn adds to the residual stream."""
-    recomputed = build.recomputation.parts
+    recomputed = build.recomputation.branches
 
-    def branch(part: Part) -> Callable[[Params, jax.Array, jax.Array | None], jax.Array]:
-        def added(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
-            return part.function(params, x, forward, key)
+    def applied(branch: Branch) -> Callable[[Params, jax.Array, jax.Array | None], jax.Array]:
+        def apply(params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+            return branch.function(params, x, forward, key)
 
-        return jax.checkpoint(added, prevent_cse=keep_apart) if part.name in recomputed else added
+        return jax.checkpoint(apply, prevent_cse=keep_apart) if branch.name in recomputed else apply
 
-    branches = [(part.name, branch(part)) for part in build.network.parts]
+    branches = [(branch.name, applied(branch)) for branch in build.network.branches]
 
     def block(x: jax.Array, layer: tuple[Params, jax.Array]) -> jax.Array:
         params, number = layer
-        for place, (name, added) in enumerate(branches):
+        for place, (name, apply) in enumerate(branches):
             with jax.named_scope(name):
-                x = x + added(params, x, forward.keys(LAYERS, number, place))
+                x = x + apply(params, x, forward.keys(LAYERS, number, place))
         return x
 
     return block
 
 
-def _in_turn(
+def _scan_layers(
     blocks: Callable[[bool], tuple[Block, ...]], unroll: int, layers: Layers, x: jax.Array
 ) -> jax.Array:
     """Layers in a loop, in turns of as many as there are different blocks; what is left over comes one by one.
@@ -130,20 +131,20 @@ def _in_turn(
     cycle = len(inside)
     turns = depth // cycle
     if turns <= unroll:
-        return _one_by_one(blocks(True), layers, x)
+        return _unroll_layers(blocks(True), layers, x)
 
     def turn(x: jax.Array, some: Layers) -> tuple[jax.Array, None]:
-        return _one_by_one(inside, some, x) if cycle > 1 else inside[0](x, some), None
+        return _unroll_layers(inside, some, x) if cycle > 1 else inside[0](x, some), None
 
     inner = turns * cycle
     looped, rest = jax.tree.map(lambda a: a[:inner], layers), jax.tree.map(lambda a: a[inner:], layers)
     if cycle > 1:
         looped = jax.tree.map(lambda a: a.reshape(turns, cycle, *a.shape[1:]), looped)
     x, _ = jax.lax.scan(turn, x, looped, unroll=unroll)
-    return _one_by_one(blocks(True), rest, x)
+    return _unroll_layers(blocks(True), rest, x)
 
 
-def _one_by_one(blocks: tuple[Block, ...], layers: Layers, x: jax.Array) -> jax.Array:
+def _unroll_layers(blocks: tuple[Block, ...], layers: Layers, x: jax.Array) -> jax.Array:
     depth = len(layers[1])
     if not depth:
         return x

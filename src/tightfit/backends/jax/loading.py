@@ -19,25 +19,21 @@ import numpy as np
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.jax.build import Build
 from tightfit.errors import ModelError
-from tightfit.tasks import IGNORE, Array, GlobalBatch, MicroBatch
+from tightfit.tasks import IGNORE, Array, BatchTotals, GlobalBatch, MicroBatch
 
-FILLINGS = {"input_ids": 0, "position_ids": 0, "labels": IGNORE, "document_ids": -1, "padding": 0}
+PAD_VALUES = {"input_ids": 0, "position_ids": 0, "labels": IGNORE, "document_ids": -1, "padding": 0}
 """Fill values of the rows and columns that are added, by array."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayGlobalBatch:
+class ArrayGlobalBatch(BatchTotals):
     """A global batch's micro-batches stacked: each array is (micro-batches, rows, tokens), int32 or, for padding,
-    bool. The other fields are those of `tasks.GlobalBatch`."""
+    bool."""
 
     arrays: dict[str, Array]
-    count: int
-    samples: int
-    tokens: int
-    origin: str
 
 
-def array_global_batch(global_batch: GlobalBatch, micro_batches: int, rows: int) -> ArrayGlobalBatch:
+def stack_micro_batches(global_batch: GlobalBatch, micro_batches: int, rows: int) -> ArrayGlobalBatch:
     """The global batch with at least as many micro-batches, of at least as many rows each. Its micro-batches need not
     be of one length; the longest counts.
 
@@ -48,14 +44,11 @@ def array_global_batch(global_batch: GlobalBatch, micro_batches: int, rows: int)
     length = max(part["labels"].shape[1] for part in parts)
     arrays = {}
     for name, first in parts[0].items():
-        whole = np.full((count, rows, length), FILLINGS[name], dtype=first.dtype)
+        whole = np.full((count, rows, length), PAD_VALUES[name], dtype=first.dtype)
         for place, part in zip(whole, parts, strict=False):
             place[: part[name].shape[0], : part[name].shape[1]] = part[name]
         arrays[name] = whole
-    return ArrayGlobalBatch(
-        arrays=arrays, count=global_batch.count, samples=global_batch.samples, tokens=global_batch.tokens,
-        origin=global_batch.origin
-    )
+    return ArrayGlobalBatch(arrays=arrays, **global_batch.totals)
 
 
 def array_dtype(name: str) -> np.dtype[np.generic]:
@@ -64,7 +57,7 @@ def array_dtype(name: str) -> np.dtype[np.generic]:
 
 
 def _arrays(batch: MicroBatch) -> dict[str, Array]:
-    if unknown := set(batch.inputs) - set(FILLINGS):
+    if unknown := set(batch.inputs) - set(PAD_VALUES):
         raise ModelError(f"model: the models of backend: jax read input_ids alone, and the data also has "
                          f"{', '.join(sorted(unknown))}; leave it out, or write backend=pytorch")
     found = {**batch.inputs, "labels": batch.labels}
@@ -79,7 +72,7 @@ def global_batches(build: Build, source: GlobalBatchSource, start: int, stop: in
     assert workers != "auto", "resolve the recipe first"
     if not workers:
         for number in range(start, stop):
-            yield array_global_batch(source.global_batch(number), build.micro_batches, build.rows)
+            yield stack_micro_batches(source.global_batch(number), build.micro_batches, build.rows)
         return
     frozen, own = pickle.dumps(source), threading.local()
 
@@ -87,7 +80,7 @@ def global_batches(build: Build, source: GlobalBatchSource, start: int, stop: in
         own.source = pickle.loads(frozen)
 
     def make(index: int) -> ArrayGlobalBatch:
-        return array_global_batch(own.source.global_batch(index), build.micro_batches, build.rows)
+        return stack_micro_batches(own.source.global_batch(index), build.micro_batches, build.rows)
 
     coming: deque[Future[ArrayGlobalBatch]] = deque()
     threads = ThreadPoolExecutor(workers, thread_name_prefix="global batches", initializer=begin)

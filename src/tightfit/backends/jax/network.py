@@ -25,8 +25,8 @@ ATTENTION = "attention"
 """The name of attention's result, for checkpointing that keeps results by name."""
 
 Params = dict[str, jax.Array]
-Attend = Callable[..., jax.Array]
-"""(query, key, value, *, allowed, causal, scale, dropout_rate, dropout_key) -> mixed; see `attention`."""
+AttentionFn = Callable[..., jax.Array]
+"""(query, key, value, *, mask, causal, scale, dropout_rate, dropout_key) -> mixed; see `attention`."""
 
 
 class Weight(NamedTuple):
@@ -34,21 +34,21 @@ class Weight(NamedTuple):
     array."""
 
     shape: tuple[int, ...]
-    draw: Callable[..., jax.Array]
+    init: Callable[..., jax.Array]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
     """The context that all layers of one forward pass share.
 
-    dtype: what products are computed in. attend: the attention function. allowed: (B, 1, T, T) bool, or one that
+    dtype: what products are computed in. attention_fn: the attention function. mask: (B, 1, T, T) bool, or one that
     broadcasts to it, which positions may see which besides the model's own causality; None where all may.
     positions: (B, T) int32. key: of this pass's dropout; None where nothing is dropped.
     """
 
     dtype: Any
-    attend: Attend
-    allowed: jax.Array | None
+    attention_fn: AttentionFn
+    mask: jax.Array | None
     positions: jax.Array
     key: jax.Array | None = None
 
@@ -60,7 +60,7 @@ class Forward:
         return key
 
 
-class Part(NamedTuple):
+class Branch(NamedTuple):
     """One of the residual branches of a layer, `mlp` or `attention`.
 
     function: (a layer's parameters by their names inside the layer, (B, T, width), forward, random key) -> what is
@@ -76,7 +76,7 @@ class Network:
     """A model's shape and functions; it holds no array.
 
     config: what it was made from, with its numbers. depth: its layers. outputs: logits of each position.
-    weights: by canonical name. parts: a layer's branches, in order.
+    weights: by canonical name. branches: a layer's branches, in order.
     products: names of a layer's matrix products, in order, as `checkpoint_name` gives them.
     embed: (params, token ids (B, T), forward) -> (B, T, width). head: (params, (B, T, width), forward) -> logits.
     attention_dropout: the configuration field that drops attention weights, where that is not 0.
@@ -89,7 +89,7 @@ class Network:
     depth: int
     outputs: int
     weights: Mapping[str, Weight]
-    parts: tuple[Part, ...]
+    branches: tuple[Branch, ...]
     products: tuple[str, ...]
     embed: Callable[[Params, jax.Array, Forward], jax.Array]
     head: Callable[[Params, jax.Array, Forward], jax.Array]
@@ -105,18 +105,18 @@ class Network:
             for name, weight in self.weights.items()
         }
 
-    def canonical(self, name: str) -> list[str]:
+    def checkpoint_names(self, name: str) -> list[str]:
         """The names of an array's weights in a checkpoint: one, or one for each layer."""
         return [name.replace(LAYER, str(number), 1) for number in range(self.depth)] if is_stacked(name) else [name]
 
-    def unstacked(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def unstack_layers(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Arrays by their weights' names in a checkpoint, each layer apart."""
         return {full: np.array(part) for name, array in arrays.items()
-                for full, part in zip(self.canonical(name), array if is_stacked(name) else [array], strict=True)}
+                for full, part in zip(self.checkpoint_names(name), array if is_stacked(name) else [array], strict=True)}
 
-    def stacked(self, weights: dict[str, Array]) -> dict[str, Array]:
-        """The inverse of `unstacked`, of all weights. It empties `weights`, so that each is held about once."""
-        return {name: np.stack([weights.pop(full) for full in self.canonical(name)]) if is_stacked(name)
+    def stack_layers(self, weights: dict[str, Array]) -> dict[str, Array]:
+        """The inverse of `unstack_layers`, of all weights. It empties `weights`, so that each is held about once."""
+        return {name: np.stack([weights.pop(full) for full in self.checkpoint_names(name)]) if is_stacked(name)
                 else weights.pop(name) for name in self.weights}
 
     @property
@@ -124,10 +124,10 @@ class Network:
         """Number of parameters, shared ones once."""
         return sum(math.prod(shape) for shape in self.shapes().values())
 
-    def draw(self, key: jax.Array, dtype: Any) -> Params:
+    def init(self, key: jax.Array, dtype: Any) -> Params:
         """Initial weights, drawn in fp32."""
         shapes = self.shapes()
-        return {name: weight.draw(key_of(key, name), shapes[name], jnp.float32).astype(dtype)
+        return {name: weight.init(fold_in_name(key, name), shapes[name], jnp.float32).astype(dtype)
                 for name, weight in self.weights.items()}
 
 
@@ -141,7 +141,7 @@ def layers_of(params: Params) -> Params:
     return {name.split(f"{LAYER}.", 1)[1]: array for name, array in params.items() if is_stacked(name)}
 
 
-def key_of(key: jax.Array, name: str) -> jax.Array:
+def fold_in_name(key: jax.Array, name: str) -> jax.Array:
     """The random stream of one array, from its name."""
     return jax.random.fold_in(key, crc32(name.encode()) & 0x7FFFFFFF)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from tightfit.backends.jax.build import Build, Optimizer
-from tightfit.backends.jax.network import Params, is_stacked, key_of
+from tightfit.backends.jax.network import Params, fold_in_name, is_stacked
 from tightfit.techniques import optimizer as declared
 from tightfit.techniques.precision import Rounding
 
@@ -41,8 +41,8 @@ def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> B
         return state._replace(mu=mu, nu=nu)
 
     def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
-        found, fresh = adam.update(updates, _widened(state), params)
-        return found, _narrowed(fresh, state)
+        found, fresh = adam.update(updates, _to_fp32(state), params)
+        return found, _cast_like(fresh, state)
 
     return _with(build, optax.GradientTransformation(init, update), technique.weight_decay)
 
@@ -55,7 +55,7 @@ def lion(technique: declared.Lion, build: Build) -> Build:
 def sgd(technique: declared.Sgd, build: Build) -> Build:
     """Decay is added to the gradient, in front of the velocity."""
     velocity = optax.trace(decay=technique.momentum) if technique.momentum else optax.identity()
-    decayed = optax.add_decayed_weights(technique.weight_decay, mask=decays)
+    decayed = optax.add_decayed_weights(technique.weight_decay, mask=decay_mask)
     return _with(build, optax.chain(decayed, velocity), 0.0)
 
 
@@ -71,10 +71,10 @@ def adafactor(technique: declared.Adafactor, build: Build) -> Build:
     by_layer = optax.GradientTransformation(jax.vmap(relative.init), jax.vmap(relative.update))
     either = optax.multi_transform({"stacked": by_layer, "single": relative}, lambda params: {
         name: "stacked" if is_stacked(name) else "single" for name in params})
-    return _with(build, optax.chain(either, _bounded_by_age()), technique.weight_decay, scaled=False)
+    return _with(build, optax.chain(either, _scale_by_relative_step()), technique.weight_decay, scaled=False)
 
 
-def decays(params: Params) -> dict[str, bool]:
+def decay_mask(params: Params) -> dict[str, bool]:
     """Parameters that decay: no biases, no vectors."""
     return {name: array.ndim - is_stacked(name) >= 2 and not name.endswith(".bias") for name, array in params.items()}
 
@@ -88,7 +88,7 @@ def _with(build: Build, direction: Any, weight_decay: float, scaled: bool = True
 
     def update(gradients: Params, state: Any, params: Params, learning_rate: jax.Array) -> tuple[Params, Any]:
         found, state = taking_rate.update(gradients, state, params, learning_rate=learning_rate)
-        decaying = decays(params)
+        decaying = decay_mask(params)
         fresh = {}
         for name, weight in params.items():
             step = learning_rate * found[name] if scaled else found[name]
@@ -97,12 +97,11 @@ def _with(build: Build, direction: Any, weight_decay: float, scaled: bool = True
             fresh[name] = (weight - step).astype(weight.dtype)
         return fresh, state
 
-    assert build.recipe.precision != "auto", "resolve the recipe first"
-    made, rounding = Optimizer(direction.init, update), build.recipe.precision.weight_rounding
-    return replace(build, optimizer=made if rounding is None else in_bf16(made, rounding))
+    made, rounding = Optimizer(direction.init, update), build.recipe.weight_rounding
+    return replace(build, optimizer=made if rounding is None else with_bf16_weights(made, rounding))
 
 
-def _bounded_by_age() -> Any:
+def _scale_by_relative_step() -> Any:
     """Steps of the learning rate, at most one over the root of their number: Adafactor's."""
 
     def init(params: Params) -> jax.Array:
@@ -117,7 +116,7 @@ def _bounded_by_age() -> Any:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def in_bf16(optimizer: Optimizer, rounding: Rounding) -> Optimizer:
+def with_bf16_weights(optimizer: Optimizer, rounding: Rounding) -> Optimizer:
     """An optimizer of fp32 weights as one of bf16 weights, whose states are kept in the formats that they begin in.
 
     Its state adds what the rounding needs: with `kahan` what each weight lost so far, with `stochastic` the number of
@@ -135,15 +134,15 @@ def in_bf16(optimizer: Optimizer, rounding: Rounding) -> Optimizer:
     def update(
         gradients: Params, state: dict[str, Any], params: Params, learning_rate: jax.Array
     ) -> tuple[Params, dict[str, Any]]:
-        weights = _widened(params)
+        weights = _to_fp32(params)
         if rounding == "kahan":
-            weights = jax.tree.map(jnp.add, weights, _widened(state["lost"]))
-        fresh, states = optimizer.update(_widened(gradients), _widened(state["states"]), weights, learning_rate)
-        found: dict[str, Any] = {"states": _narrowed(states, state["states"])}
+            weights = jax.tree.map(jnp.add, weights, _to_fp32(state["lost"]))
+        fresh, states = optimizer.update(_to_fp32(gradients), _to_fp32(state["states"]), weights, learning_rate)
+        found: dict[str, Any] = {"states": _cast_like(states, state["states"])}
         if rounding == "stochastic":
             found["updates"] = state["updates"] + 1
             key = jax.random.fold_in(jax.random.key(0), state["updates"])
-            return {name: _at_random(key_of(key, name), weight) for name, weight in fresh.items()}, found
+            return {name: _stochastic_round(fold_in_name(key, name), weight) for name, weight in fresh.items()}, found
         # As fp32: a cast there and back XLA may leave out, and keep more digits than are asked.
         nearest = {name: jax.lax.reduce_precision(weight, EXPONENT, MANTISSA) for name, weight in fresh.items()}
         if rounding == "kahan":
@@ -153,17 +152,17 @@ def in_bf16(optimizer: Optimizer, rounding: Rounding) -> Optimizer:
     return Optimizer(init, update)
 
 
-def _widened(tree: Any) -> Any:
+def _to_fp32(tree: Any) -> Any:
     """The tree with its bf16 arrays in fp32."""
     return jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a, tree)
 
 
-def _narrowed(new: Any, old: Any) -> Any:
+def _cast_like(new: Any, old: Any) -> Any:
     """The new tree in the formats of the old one."""
     return jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
 
 
-def _at_random(key: jax.Array, weight: jax.Array) -> jax.Array:
+def _stochastic_round(key: jax.Array, weight: jax.Array) -> jax.Array:
     """Rounded up or down, each as likely as the other is far."""
     noise = jax.random.bits(key, weight.shape, jnp.uint16).astype(jnp.uint32)
     bits = jax.lax.bitcast_convert_type(weight, jnp.uint32) + noise

@@ -20,14 +20,14 @@ from tightfit.backends.base import GlobalBatchSource, ParameterCounts, StepResul
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.checkpoints import load_state, read_weights, save_state, write_model
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import ArrayGlobalBatch, array_global_batch, global_batches
+from tightfit.backends.jax.loading import ArrayGlobalBatch, global_batches, stack_micro_batches
 from tightfit.backends.jax.network import Params
 from tightfit.backends.jax.update import (
     Arrays,
     Metrics,
     State,
     abstract_state,
-    evaluation,
+    eval_step,
     initial_state,
     jitted_step,
 )
@@ -73,7 +73,7 @@ class Step:
         self.build = build
         self._functions = {
             "step": jitted_step(build),
-            "evaluation": jax.jit(partial(evaluation, build), out_shardings=build.replicated),
+            "evaluation": jax.jit(partial(eval_step, build), out_shardings=build.replicated),
             "sample": jax.jit(next_logits, out_shardings=build.replicated),
         }
         self._compiled: dict[tuple[Any, ...], jax.stages.Compiled] = {}
@@ -95,27 +95,28 @@ class Step:
     def __call__(
         self, global_batch: ArrayGlobalBatch, learning_rate: float, program: jax.stages.Compiled | None = None
     ) -> PendingStep:
-        """program: of `described`, to be run instead of the step's own."""
+        """program: of `compile_with_dump`, to be run instead of the step's own."""
         self.called_at = time.perf_counter()
         self._taken += 1
         with jax.profiler.StepTraceAnnotation("step", step_num=self._taken):
-            self.state, metrics = self._run("step", program, *self._given(global_batch, learning_rate))
+            self.state, metrics = self._run("step", program, *self._step_arguments(global_batch, learning_rate))
         return PendingStep(metrics)
 
-    def described(
+    def compile_with_dump(
         self, global_batch: ArrayGlobalBatch, folder: Path, options: Mapping[str, Any]
     ) -> jax.stages.Compiled:
         """The step's program for such a global batch, which XLA describes in `folder`. options: besides the
         recipe's."""
-        with _compiled_anew():
-            return self._compile("step", self._given(global_batch, 0.0), {**options, "xla_dump_to": str(folder)})
+        with _without_compilation_cache():
+            given = self._step_arguments(global_batch, 0.0)
+            return self._compile("step", given, {**options, "xla_dump_to": str(folder)})
 
     def evaluate(self, global_batches: Iterable[GlobalBatch | ArrayGlobalBatch]) -> Evaluation:
         loss, count, correct, build = 0.0, 0, 0, self.build
         for whole in global_batches:
             if not isinstance(whole, ArrayGlobalBatch):
-                whole = array_global_batch(whole, build.micro_batches, build.rows)
-            found = self._run("evaluation", None, self.state["params"], self._placed(whole))
+                whole = stack_micro_batches(whole, build.micro_batches, build.rows)
+            found = self._run("evaluation", None, self.state["params"], self._device_put(whole))
             loss, count, correct = loss + float(found[0]), count + whole.count, correct + int(found[1])
         return Evaluation(loss=Total(loss, count), correct=correct)
 
@@ -188,12 +189,12 @@ class Step:
             state: State = begin(*given)
             return state
 
-    def _given(self, global_batch: ArrayGlobalBatch, learning_rate: float) -> tuple[Any, ...]:
+    def _step_arguments(self, global_batch: ArrayGlobalBatch, learning_rate: float) -> tuple[Any, ...]:
         """A step's arguments, on the devices."""
         numbers = (np.int32(global_batch.count), np.float32(learning_rate))
-        return self.state, self._placed(global_batch), *jax.device_put(numbers, self.build.replicated)
+        return self.state, self._device_put(global_batch), *jax.device_put(numbers, self.build.replicated)
 
-    def _placed(self, global_batch: ArrayGlobalBatch) -> Arrays:
+    def _device_put(self, global_batch: ArrayGlobalBatch) -> Arrays:
         """The global batch's arrays on the devices. Raises ModelError for ids that the model has no row for: a compiled
         program would read another one."""
         ids, labels = global_batch.arrays["input_ids"], global_batch.arrays["labels"]
@@ -204,7 +205,7 @@ class Step:
         if int(ids.max()) >= vocabulary or int(ids.min()) < 0 or int(labels.min()) < min(IGNORE, 0):
             raise ModelError(f"model: its vocabulary has {vocabulary} tokens, and the data has the token "
                              f"{int(ids.max())}; write vocab_size to match the data")
-        return {name: jax.device_put(array, self.build.split) for name, array in global_batch.arrays.items()}
+        return {name: jax.device_put(array, self.build.batch_sharding) for name, array in global_batch.arrays.items()}
 
     def _run(self, kind: str, program: jax.stages.Compiled | None, state: Any, arrays: Arrays, *numbers: Any) -> Any:
         """The result of a program, by default that of its kind for arrays of these shapes, compiled now where it is the
@@ -225,7 +226,7 @@ class Step:
 
 
 @contextmanager
-def _compiled_anew() -> Iterator[None]:
+def _without_compilation_cache() -> Iterator[None]:
     """A compilation without JAX's cache on disk: XLA describes only what it compiles."""
     before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)

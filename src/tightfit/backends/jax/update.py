@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from tightfit.backends.jax.build import Build
-from tightfit.backends.jax.forward import evaluated, loss_sum
+from tightfit.backends.jax.forward import loss_and_correct, loss_sum
 from tightfit.backends.jax.loading import array_dtype
 from tightfit.backends.jax.network import Params
 
@@ -45,10 +45,10 @@ def train_step(build: Build, state: State, global_batch: Arrays, count: jax.Arra
     metrics: Metrics = {"loss": (total, count)}
     with jax.named_scope("optimizer"):
         if scaler is not None:
-            gradients, finite = unscaled(gradients, scaler)
+            gradients, finite = unscale(gradients, scaler)
         if build.recipe.max_grad_norm:
             with jax.named_scope("clip"):
-                gradients, metrics["grad_norm"] = clipped(gradients, build.recipe.max_grad_norm)
+                gradients, metrics["grad_norm"] = clip_by_global_norm(gradients, build.recipe.max_grad_norm)
         learned = build.optimizer.update(gradients, state["optimizer"], params, learning_rate)
         fresh: State = {"key": state["key"], "step": state["step"] + 1}
         if scaler is not None:
@@ -81,20 +81,20 @@ def global_batch_gradients(
     return found
 
 
-def evaluation(build: Build, params: Params, global_batch: Arrays) -> tuple[jax.Array, jax.Array]:
+def eval_step(build: Build, params: Params, global_batch: Arrays) -> tuple[jax.Array, jax.Array]:
     """A global batch's summed loss, with nothing dropped, and how many labels have the largest logit."""
-    losses, correct = jax.lax.map(lambda batch: evaluated(build, params, batch), global_batch)
+    losses, correct = jax.lax.map(lambda batch: loss_and_correct(build, params, batch), global_batch)
     return losses.sum(), correct.sum()
 
 
-def clipped(gradients: Params, limit: float) -> tuple[Params, jax.Array]:
+def clip_by_global_norm(gradients: Params, limit: float) -> tuple[Params, jax.Array]:
     """The gradients scaled down to a global norm of `limit`, if it is larger, and the norm before that."""
     norm = jnp.sqrt(sum(jnp.square(g.astype(jnp.float32)).sum() for g in gradients.values()))
     scale = jnp.minimum(limit / (norm + 1e-6), 1.0)
     return {name: (g * scale).astype(g.dtype) for name, g in gradients.items()}, norm
 
 
-def unscaled(gradients: Params, scaler: Scaler) -> tuple[Params, jax.Array]:
+def unscale(gradients: Params, scaler: Scaler) -> tuple[Params, jax.Array]:
     """The gradients of the loss itself, and whether all of them are finite."""
     found = {name: gradient / scaler["scale"] for name, gradient in gradients.items()}
     return found, jnp.stack([jnp.isfinite(gradient).all() for gradient in found.values()]).all()
@@ -115,7 +115,7 @@ def initial_state(build: Build, key: jax.Array, params: Params | None = None) ->
     """
     assert build.optimizer is not None
     if params is None:
-        params = build.network.draw(jax.random.wrap_key_data(key), build.weight_dtype)
+        params = build.network.init(jax.random.wrap_key_data(key), build.weight_dtype)
     state: State = {"params": params, "optimizer": build.optimizer.init(params), "key": key, "step": jnp.int32(0)}
     if build.loss_scaling:
         state["scaler"] = {"scale": jnp.float32(FIRST_SCALE), "steps": jnp.int32(0)}
@@ -125,7 +125,7 @@ def initial_state(build: Build, key: jax.Array, params: Params | None = None) ->
 def abstract_state(build: Build) -> State:
     """Shapes, formats and places of the state, as `jax.ShapeDtypeStruct`s."""
     found: State = jax.eval_shape(lambda: initial_state(build, jnp.zeros(2, jnp.uint32)))
-    return cast(State, placed(found, build.replicated))
+    return cast(State, with_sharding(found, build.replicated))
 
 
 def abstract_global_batch(build: Build) -> Arrays:
@@ -137,10 +137,11 @@ def abstract_global_batch(build: Build) -> Arrays:
     elif data.source != "dummy" and task.predicts != "next":
         names.append("padding")
     shape = (build.micro_batches, build.rows, build.recipe.seq_len)
-    return cast(Arrays, placed({name: jax.ShapeDtypeStruct(shape, array_dtype(name)) for name in names}, build.split))
+    arrays = {name: jax.ShapeDtypeStruct(shape, array_dtype(name)) for name in names}
+    return cast(Arrays, with_sharding(arrays, build.batch_sharding))
 
 
-def placed(tree: Any, sharding: Any) -> Any:
+def with_sharding(tree: Any, sharding: Any) -> Any:
     """The tree's shapes and formats, on the sharding's devices."""
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
 
@@ -157,8 +158,8 @@ def jitted_step(build: Build) -> Any:
 def lower_step(build: Build) -> jax.stages.Lowered:
     """The step, lowered for the build's devices, which need not be present; no array is made. Compile it with
     `build.compiler_options`."""
-    numbers = placed((jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)), build.replicated)
+    numbers = (jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32))
     lowered: jax.stages.Lowered = jitted_step(build).lower(
-        abstract_state(build), abstract_global_batch(build), *numbers
+        abstract_state(build), abstract_global_batch(build), *with_sharding(numbers, build.replicated)
     )
     return lowered

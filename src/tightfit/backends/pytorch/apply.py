@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from tightfit.backends.base import unchanged
 from tightfit.backends.pytorch import techniques
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques import accumulation, loading, precision, update
@@ -25,11 +26,6 @@ from tightfit.techniques import parallel as parallels
 from tightfit.techniques import precision as precisions
 from tightfit.techniques import trainable as trainables
 from tightfit.techniques import update as updates
-
-
-def unchanged(technique: Technique, build: Build) -> Build:
-    """The build as it is, for what every model does without a technique."""
-    return build
 
 
 def later(module: str, name: str) -> Callable[[Any, Build], Build]:
@@ -63,12 +59,12 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     losses.Chunked: later("loss.apply", "chunked"),
     losses.Liger: later("loss.apply", "liger"),
     checkpointings.NoCheckpointing: unchanged,
-    checkpointings.EveryBlock: later("checkpointing.apply", "blocks"),
-    checkpointings.EveryNth: later("checkpointing.apply", "blocks"),
+    checkpointings.EveryBlock: later("checkpointing.apply", "every_block"),
+    checkpointings.EveryNth: later("checkpointing.apply", "every_nth"),
     checkpointings.Segments: later("checkpointing.apply", "segments"),
     checkpointings.MlpOnly: later("checkpointing.apply", "mlp_only"),
     checkpointings.AttentionOnly: later("checkpointing.apply", "attention_only"),
-    checkpointings.Selective: later("checkpointing.apply", "blocks"),
+    checkpointings.Selective: later("checkpointing.apply", "selective"),
     checkpointings.MemoryBudget: later("checkpointing.apply", "memory_budget"),
     offloads.NoOffload: unchanged,
     offloads.Host: later("offload", "host"),

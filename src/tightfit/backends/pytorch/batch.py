@@ -11,28 +11,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from tightfit.tasks import GlobalBatch, MaskKind, MicroBatch
+from tightfit.tasks import BatchOf, BatchTotals, GlobalBatch, MicroBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorBatch:
-    """A micro-batch on a device; the fields are those of `tasks.MicroBatch`.
+class TensorBatch(BatchOf[Tensor]):
+    """A micro-batch on a device.
 
     document_starts: int32 (documents + 1,), where each document begins in the flattened (B * T) tokens, ending with
         B * T; only with mask `packed`. This is the form that variable-length kernels read.
     """
 
-    inputs: dict[str, Tensor]
-    labels: Tensor
-    mask: MaskKind = "none"
-    padding: Tensor | None = None
-    document_ids: Tensor | None = None
     document_starts: Tensor | None = None
-
-    @property
-    def padding_mask(self) -> Tensor | None:
-        """`padding`, where attention has to be kept from it."""
-        return self.padding if self.mask == "padded" else None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> TensorBatch:
         """The same batch with `change` applied to every tensor."""
@@ -50,15 +40,10 @@ class TensorBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorGlobalBatch:
-    """A global batch whose micro-batches are tensors in host memory; the other fields are those of
-    `tasks.GlobalBatch`."""
+class TensorGlobalBatch(BatchTotals):
+    """A global batch whose micro-batches are tensors in host memory."""
 
     micro_batches: tuple[TensorBatch, ...]
-    count: int
-    samples: int
-    tokens: int
-    origin: str
 
     def pin_memory(self) -> TensorGlobalBatch:
         return replace(self, micro_batches=tuple(m.pin_memory() for m in self.micro_batches))
@@ -88,10 +73,4 @@ def tensor_batch(micro_batch: MicroBatch) -> TensorBatch:
 
 def tensor_global_batch(global_batch: GlobalBatch) -> TensorGlobalBatch:
     """The global batch as tensors that share the arrays' memory."""
-    return TensorGlobalBatch(
-        micro_batches=tuple(tensor_batch(m) for m in global_batch.micro_batches),
-        count=global_batch.count,
-        samples=global_batch.samples,
-        tokens=global_batch.tokens,
-        origin=global_batch.origin,
-    )
+    return TensorGlobalBatch(micro_batches=tuple(map(tensor_batch, global_batch.micro_batches)), **global_batch.totals)

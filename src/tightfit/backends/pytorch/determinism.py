@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
+
+from tightfit.backends.pytorch.replaced import replaced
 
 WORKSPACES = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """cuBLAS's variable, which it reads once, and a value with which its sums have one order."""
@@ -22,12 +23,9 @@ def use_deterministic_matmuls() -> None:
 def deterministic_ops() -> Iterator[None]:
     """Inside, an op runs in its deterministic form, and one that has none raises."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    settings: Any = torch.utils.deterministic
-    filled = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    settings.fill_uninitialized_memory = False  # nothing here reads what was never written
     try:
-        yield
+        with replaced(torch.utils.deterministic, "fill_uninitialized_memory", False):  # none reads what nobody wrote
+            yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        settings.fill_uninitialized_memory = filled

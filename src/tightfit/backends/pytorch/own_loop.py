@@ -72,7 +72,7 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
         gpu = ", gpu='cpu'" if device.kind == "cpu" else ""
         raise RecipeError(f"{', '.join(open_fields)}: still auto; write a value for each, or apply "
                           f"tightfit.plan(model, recipe{gpu}).recipe, which has one for each")
-    if recipe.parallel.name != "none":
+    if not recipe.parallel.one_device:
         raise Refused(f"parallel: {recipe.parallel.name} is a matter of the loop, such as Accelerate's, which prepares "
                       "the model for it; write parallel=none")
     build = backend.build(recipe, device, model)

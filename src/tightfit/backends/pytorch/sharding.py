@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 @dataclass(frozen=True)
-class ShardedTensor:
+class UngatheredTensor:
     """A tensor that does not exist whole. gather: makes it, for all processes at once."""
 
     shape: torch.Size
@@ -24,7 +24,7 @@ class ShardedTensor:
     def element_size(self) -> int:
         return self.dtype.itemsize
 
-    def detach(self) -> ShardedTensor:
+    def detach(self) -> UngatheredTensor:
         return self
 
 
@@ -33,9 +33,9 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor) or _by_deepspeed(tensor)
 
 
-def full_tensor(tensor: Tensor | ShardedTensor) -> Tensor:
+def full_tensor(tensor: Tensor | UngatheredTensor) -> Tensor:
     """The tensor with the parts that other processes hold of it; all of them call this."""
-    if isinstance(tensor, ShardedTensor):
+    if isinstance(tensor, UngatheredTensor):
         return tensor.gather()
     if _by_deepspeed(tensor):
         import deepspeed  # where it has divided the tensor

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tightfit.backends.pytorch.sharding import ShardedTensor, full_tensor
+from tightfit.backends.pytorch.sharding import UngatheredTensor, full_tensor
 from tightfit.backends.pytorch.techniques.optimizer import state as optimizer_state
 from tightfit.backends.pytorch.world import ALONE, TensorWorld
 from tightfit.errors import CheckpointError, ModelError
@@ -61,8 +61,8 @@ def save_state(
 
 
 def write_state(
-    weights: Mapping[str, Tensor | ShardedTensor], states: Mapping[str, Tensor | ShardedTensor], meta: dict[str, Any],
-    folder: Path, world: TensorWorld,
+    weights: Mapping[str, Tensor | UngatheredTensor], states: Mapping[str, Tensor | UngatheredTensor],
+    meta: dict[str, Any], folder: Path, world: TensorWorld,
 ) -> dict[str, Any]:  # fmt: skip
     """`save_state` of tensors by name. meta: the optimizer's other values."""
     write = write_tensors if world.rank == 0 else _gather
@@ -79,18 +79,18 @@ def _stream(name: str, rank: int) -> str:
     return f"{name}/{rank}" if rank else name
 
 
-def _ordered(tensors: Mapping[str, Tensor | ShardedTensor]) -> list[tuple[str, Tensor | ShardedTensor]]:
+def _ordered(tensors: Mapping[str, Tensor | UngatheredTensor]) -> list[tuple[str, Tensor | UngatheredTensor]]:
     """The widest first: each then begins at a multiple of its own size."""
     return sorted(tensors.items(), key=lambda named: (-named[1].element_size(), named[0]))
 
 
-def _gather(tensors: Mapping[str, Tensor | ShardedTensor], path: Path) -> None:
+def _gather(tensors: Mapping[str, Tensor | UngatheredTensor], path: Path) -> None:
     """Give this process's parts of the tensors to the process that writes them."""
     for _, tensor in _ordered(tensors):
         full_tensor(tensor.detach())
 
 
-def write_tensors(tensors: Mapping[str, Tensor | ShardedTensor], path: Path) -> None:
+def write_tensors(tensors: Mapping[str, Tensor | UngatheredTensor], path: Path) -> None:
     """Write tensors of any device as the safetensors library reads them, one after the other: the host holds one of a
     device's at a time, where the library's own writer takes the bytes of all at once.
 

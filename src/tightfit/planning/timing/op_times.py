@@ -163,7 +163,7 @@ def _attention_rate(op: Op, device: Device) -> float:
     """Operations a second of a fused attention kernel."""
     backward, cycles = "backward" in op.name, _cycles_a_second(device)
     generation = device.capability[0] if device.capability is not None else 0
-    if "efficient" in op.name or not device.at_least(8):
+    if "efficient" in op.name or not device.has_flash:
         rate = EFFICIENT_RATE[backward] * cycles
     elif "cudnn" in op.name:
         small = contractions.head_size(op) < 128

@@ -141,7 +141,7 @@ def test_on_a_card_the_followed_step_is_compiled_by_itself(made, plain, monkeypa
 def test_where_the_followed_step_cannot_be_compiled_the_plain_one_is_taken(plain, monkeypatch):
     step = plain[0]
     profiler = StepProfiler(step)
-    monkeypatch.setattr(step, "described", lambda *given: (_ for _ in ()).throw(RuntimeError("no such option")))
+    monkeypatch.setattr(step, "compile_with_dump", lambda *given: (_ for _ in ()).throw(RuntimeError("no such option")))
     assert profiler.profiled(next(global_batches(step)), 1e-3).read().loss.count == 32
     with pytest.raises(ReportError, match="could not be followed: no such option"):
         profiler.measurement()

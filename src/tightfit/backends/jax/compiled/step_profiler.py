@@ -68,7 +68,7 @@ class StepProfiler:
         options.python_tracer_level = 0  # Python's own calls would be most of the profile
         without_graphs = {} if self._platform == "cpu" else {"xla_gpu_enable_command_buffer": ""}
         try:
-            program = step.described(global_batch, self._dump, without_graphs)
+            program = step.compile_with_dump(global_batch, self._dump, without_graphs)
             self._wait()
             jax.profiler.start_trace(self._written, profiler_options=options)
         except Exception as error:  # another profile may be under way; nothing was learned yet

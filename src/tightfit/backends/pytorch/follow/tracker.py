@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from tightfit.backends.pytorch.follow.gradient_sums import SUMS, counts_of_a_gra
 from tightfit.backends.pytorch.follow.memory import plain_parts, tensors_in
 from tightfit.backends.pytorch.follow.op_costs import cost
 from tightfit.backends.pytorch.follow.op_streams import OpStreams
+from tightfit.backends.pytorch.replaced import replaced
 from tightfit.trace import Allocation, Category, Op, Phase, Span, Trace
 
 Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
@@ -152,14 +153,9 @@ class Tracker(OpStreams, DispatchMode):
         yield
         self.spans.append(Span(name=name, start=start, stop=self.memory.next(), step=step, times=times))
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Count nothing meanwhile: work of another device, such as the host's."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
+        return replaced(self, "_paused", True)
 
     def region_begins(self) -> None:
         """A region that runs as one is called: what is released up to its report is released in its work."""

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.measure.events import measured_lanes, measured_trace, read
 from tightfit.backends.pytorch.measure.marks import Marks, said
 from tightfit.backends.pytorch.pending_step import PendingStep
+from tightfit.backends.pytorch.replaced import replaced
 from tightfit.backends.pytorch.state import random_state, restore_random
 from tightfit.backends.pytorch.step import Step
 from tightfit.errors import ReportError
@@ -65,13 +66,13 @@ class StepProfiler:
     def timed(self) -> Iterator[None]:
         self._clock.begin()
         began = time.perf_counter()
-        with self._watched(self._clock.enter), self._updates_timed():
+        with replaced(self._step, "watch", self._clock.enter), self._updates_timed():
             yield
         self._clock.end()
         self._timed.append((time.perf_counter() - began, self._clock.read()))
 
     def profiled(self, global_batch: TensorGlobalBatch, learning_rate: float) -> PendingStep:
-        step, again = self._step, self._as_it_stands()
+        step, restore = self._step, self._restorer()
         found: _Followed | None = None
         pending: PendingStep | None = None
         try:
@@ -85,7 +86,7 @@ class StepProfiler:
             if pending is None and (updating or not step.intact):
                 raise  # weights may have changed: there is no way back
         if pending is None:  # here, where no traceback holds the first attempt's tensors any more
-            again()
+            restore()
             pending = step(global_batch, learning_rate)
         self._found = found
         return pending
@@ -113,39 +114,23 @@ class StepProfiler:
         """The plain step of median length: its wall seconds, and those of its phases."""
         return sorted(self._timed, key=lambda each: each[0])[len(self._timed) // 2]
 
-    @contextmanager
-    def _watched(self, watch: Callable[[Phase], None]) -> Iterator[None]:
-        before, self._step.watch = self._step.watch, watch
-        try:
-            yield
-        finally:
-            self._step.watch = before
-
-    @contextmanager
-    def _updates_timed(self) -> Iterator[None]:
+    def _updates_timed(self) -> AbstractContextManager[None]:
         """Inside, updates of blocks within another phase count as updates, as they do in a trace."""
         blocks = self._step.blocks
-        if blocks is None:
-            yield
-            return
-        before, blocks.around_updates = blocks.around_updates, self._clock.updating
-        try:
-            yield
-        finally:
-            blocks.around_updates = before
+        return nullcontext() if blocks is None else replaced(blocks, "around_updates", self._clock.updating)
 
-    def _as_it_stands(self) -> Callable[[], None]:
+    def _restorer(self) -> Callable[[], None]:
         """A function that brings the step back to where it is now, as long as no weight was changed since."""
         model, streams = self._step.build.model, random_state()
         buffers = [(buffer, buffer.detach().to("cpu", copy=True)) for buffer in model.buffers()]
 
         @torch.no_grad()
-        def again() -> None:
+        def restore() -> None:
             restore_random(*streams)
             for buffer, values in buffers:
                 buffer.copy_(values)
 
-        return again
+        return restore
 
     @contextmanager
     def _following(self, found: _Followed) -> Iterator[None]:
@@ -165,7 +150,7 @@ class StepProfiler:
                 stack.callback(memory._record_memory_history, enabled=None)
             began = time.perf_counter()
             try:
-                with self._watched(found.marks.enter):
+                with replaced(self._step, "watch", found.marks.enter):
                     yield
             finally:
                 found.marks.close()

@@ -21,13 +21,15 @@ module and the op that asked.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.utils import import_utils
+
+from tightfit.backends.pytorch.replaced import replaced
 
 READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
@@ -61,19 +63,12 @@ def answer(func: Any, args: tuple[Any, ...], maker: Callable[[Tensor], str], *, 
     return value if dtype.is_floating_point else int(value)
 
 
-@contextmanager
-def hide_fakeness() -> Iterator[None]:
+def hide_fakeness() -> AbstractContextManager[None]:
     """Inside, transformers takes fake tensors for real ones. A private interface, named here alone; without it masks
     of some models come out larger than they are."""
-    ask = getattr(import_utils, "is_fake_tensor", None)
-    if ask is None:
-        yield
-        return
-    import_utils.is_fake_tensor = lambda tensor: False
-    try:
-        yield
-    finally:
-        import_utils.is_fake_tensor = ask
+    if not hasattr(import_utils, "is_fake_tensor"):
+        return nullcontext()
+    return replaced(import_utils, "is_fake_tensor", lambda tensor: False)
 
 
 def _by_reader(otherwise: float, padded: bool) -> float:

@@ -13,6 +13,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.backends.pytorch.replaced import replaced
 from tightfit.backends.pytorch.world import TensorWorld
 from tightfit.errors import Refused
 
@@ -57,12 +58,6 @@ def following_parts(tracker: Tracker) -> Iterator[None]:
         with tracker.paused():
             return propagate(propagator, schema)
 
-    replaced: Any = ((torch.UntypedStorage, "resize_", resize, followed),
-                     (ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate, left_out))
-    for owner, name, _, ours in replaced:
-        setattr(owner, name, ours)
-    try:
+    with replaced(torch.UntypedStorage, "resize_", followed), \
+            replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", left_out):
         yield
-    finally:
-        for owner, name, own, _ in replaced:
-            setattr(owner, name, own)

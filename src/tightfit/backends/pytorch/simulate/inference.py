@@ -110,12 +110,12 @@ def generates(build: Build) -> bool:
 
 
 def _refusals(recipe: Recipe) -> Iterator[str]:
-    attention, compiled = recipe.attention, recipe.compile
+    attention = recipe.attention
     if attention == "auto" or recipe.precision == "auto":
         yield "attention, precision: auto is still to be resolved"
     elif not attention.generates:
         yield f"attention: inference with {attention.name} is not predicted yet; write attention=sdpa"
-    if compiled != "auto" and compiled.compiles:
+    if recipe.compiled:
         yield "compile: transformers generates uncompiled while its cache grows; write compile=off"
 
 

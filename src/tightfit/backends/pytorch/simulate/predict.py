@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.backends.pytorch.replaced import replaced
 from tightfit.backends.pytorch.simulate.compiled.regions import Regions, compiling_for
 from tightfit.backends.pytorch.simulate.data_dependent import answer
 from tightfit.backends.pytorch.simulate.depth import Shorten
@@ -141,8 +142,7 @@ def _traced(
     return trace
 
 
-@contextmanager
-def _counted_random_states(tracker: Tracker) -> Iterator[None]:
+def _counted_random_states(tracker: Tracker) -> AbstractContextManager[None]:
     """The tracker counts every copy of the host's random state that checkpointing keeps, which the generator makes
     without asking the dispatcher: host memory, which is the device's on the CPU. One for each region in the forward
     pass, to recompute with, and one while it is recomputed."""
@@ -153,22 +153,12 @@ def _counted_random_states(tracker: Tracker) -> Iterator[None]:
         tracker.mark(state, Category.OTHER, from_birth=True)
         return state
 
-    torch.get_rng_state = counted
-    try:
-        yield
-    finally:
-        torch.get_rng_state = take
+    return replaced(torch, "get_rng_state", counted)
 
 
-@contextmanager
-def skip_weight_init() -> Iterator[None]:
+def skip_weight_init() -> AbstractContextManager[None]:
     """Inside, transformers' models draw no initial weights: fake tensors have no values, which some draws read."""
-    draw = PreTrainedModel.initialize_weights
-    PreTrainedModel.initialize_weights = lambda model: None
-    try:
-        yield
-    finally:
-        PreTrainedModel.initialize_weights = draw
+    return replaced(PreTrainedModel, "initialize_weights", lambda model: None)
 
 
 def fake_copy(model: nn.Module) -> nn.Module:

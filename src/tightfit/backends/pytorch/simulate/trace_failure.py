@@ -94,8 +94,8 @@ def _known(build: Build) -> str:
     if build.recipe.mode == "train":
         trained = [p for p in parameters if p.requires_grad]
         known += f", gradients {size(sum(p.nbytes for p in trained))}"
-        optimizer, precision = build.recipe.optimizer, build.recipe.precision
-        if optimizer != "auto" and precision != "auto":
-            states = optimizer.bytes_beside(precision.weight_rounding) * sum(p.numel() for p in trained)
+        optimizer = build.recipe.optimizer
+        if optimizer != "auto":
+            states = optimizer.bytes_per_parameter(build.recipe) * sum(p.numel() for p in trained)
             known += f", optimizer states about {size(states)}"
     return known + "; activations come on top."

@@ -20,7 +20,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build, Check, TrainingLoss
 from tightfit.backends.pytorch.world import TorchWorld, not_started
-from tightfit.errors import ModelError, Refused
+from tightfit.errors import ModelError
 from tightfit.techniques.parallel import Ddp, Fsdp, Zero
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -68,9 +68,6 @@ def fsdp(technique: Fsdp, build: Build) -> Build:
 
 def _fully_sharded(technique: Fsdp, build: Build, gathered_in: torch.dtype | None) -> Build:
     """gathered_in: the format in which blocks are gathered; None for that of their weights."""
-    if build.evaluation_dtype is not None:
-        raise Refused("parallel: fsdp cannot replace weights for an evaluation, for each process has a part of them; "
-                      "write precision.full_eval=false, or parallel=ddp")
     build = _in_world(build)
     cuda = build.torch_device.type == "cuda"
     options: dict[str, Any] = {

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tightfit.backends.pytorch.techniques.by_block.transfers import StreamEvent, Transfers
 from tightfit.calibration import CopyRates, LinkRates
+from tightfit.devices import TENSOR_CORES
 from tightfit.trace import COPIES, Stream
 
 COPIED_BYTES = 1 << 28
@@ -39,7 +40,7 @@ def measure_link(device: torch.device) -> LinkRates | None:
     if any(host.device.type != device.type and not host.is_pinned() for host, _ in locked.values()):
         return None
     work = {stream: begin for stream, (_, begin) in locked.items()}
-    matmuls = _matmuls(transfers, torch.bfloat16 if _has_bf16(device) else torch.float16)
+    matmuls = _matmuls(transfers, torch.bfloat16 if has_bf16(device) else torch.float16)
     ordinary = Transfers(device, pinned=False)
     pageable = {stream: _copies(ordinary, stream)[1] for stream in COPIES}
     return link_of(work, pageable, matmuls, COPIED_BYTES)
@@ -130,5 +131,6 @@ def _matmuls(transfers: Transfers, dtype: torch.dtype) -> Work:
     return multiply
 
 
-def _has_bf16(device: torch.device) -> bool:
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
+def has_bf16(device: torch.device) -> bool:
+    """Whether it is worth measuring in bf16, which older GPUs emulate."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= TENSOR_CORES["bf16"]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tightfit.backends.pytorch.measure.calibration.link import measure_link
+from tightfit.backends.pytorch.measure.calibration.link import has_bf16, measure_link
 from tightfit.backends.pytorch.measure.calibration.timing import Call, host_seconds, ops_of, seconds
 from tightfit.backends.pytorch.techniques.precision import fp32_products
 from tightfit.calibration import BATCH, Calibration, Curve, Grid, processor, torch_version
@@ -161,10 +161,10 @@ def _arithmetic(device: torch.device, report: Progress) -> dict[str, Any]:
 def _dtypes(device: torch.device) -> dict[str, torch.dtype]:
     """Number formats by the name they are kept under."""
     found = {"float32": torch.float32, "float16": torch.float16}
-    if device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0):
+    if has_bf16(device):
         found["bfloat16"] = torch.bfloat16
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
-        found["tf32"] = torch.float32
+        if device.type == "cuda":
+            found["tf32"] = torch.float32
     return found
 
 

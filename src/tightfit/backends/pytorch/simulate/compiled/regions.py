@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tightfit.backends.pytorch.build import CompileBackend
 from tightfit.backends.pytorch.errors import cause
 from tightfit.backends.pytorch.follow.tracker import Scratch, Tracker
+from tightfit.backends.pytorch.replaced import replaced
 from tightfit.backends.pytorch.simulate.compiled.region_schedule import Output, Schedule, no_scratch
 from tightfit.devices import Device
 from tightfit.trace import Op
@@ -156,14 +157,12 @@ def compiling_for(make_mode: Callable[..., Any]) -> Iterator[None]:
     """
     import torch._dynamo
 
-    before = torch._subclasses.FakeTensorMode
     torch._dynamo.reset()
-    torch._subclasses.FakeTensorMode = make_mode  # type: ignore[misc,assignment]
     try:
-        with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        with replaced(torch._subclasses, "FakeTensorMode", make_mode), \
+                torch._dynamo.config.patch(automatic_dynamic_shapes=False):
             yield
     finally:
-        torch._subclasses.FakeTensorMode = before  # type: ignore[misc]
         torch._dynamo.reset()
 
 

@@ -10,7 +10,14 @@ from torch import nn
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.adapters.folder import classifier_head, save_adapter
-from tightfit.backends.pytorch.techniques.adapters.layers import LINEAR, Frozen, frozen_layer, magnitudes, quantize
+from tightfit.backends.pytorch.techniques.adapters.layers import (
+    LINEAR,
+    FrozenLayer,
+    frozen_layer,
+    frozen_layers,
+    magnitudes,
+    quantize,
+)
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.errors import ModelError, Refused, nearest
 from tightfit.techniques.base import Base
@@ -35,7 +42,7 @@ def apply_base(technique: Base, build: Build) -> Build:
                 if not trains(f"{names[layer]}.weight") and (found := frozen_layer(layer)) is not None:
                     quantize(found, technique.name, build.torch_device, device)
         left = sum(p.numel() for block in _blocks(build) for p in block.parameters())
-        whole = left + sum(_count(layer) for block in _blocks(build) for layer in block.modules())
+        whole = left + sum(layer.quantized_weights for block in _blocks(build) for _, layer in frozen_layers(block))
         if left > NOTED * whole:
             notes = (*notes, f"base: {left / whole:.0%} of the blocks' weights are in no linear layer, and are held in "
                      f"{technique.format(build.recipe)}")
@@ -50,11 +57,6 @@ def apply_base(technique: Base, build: Build) -> Build:
 
 def _nothing(name: str) -> bool:
     return False
-
-
-def _count(module: nn.Module) -> int:
-    held = module.quantized if isinstance(module, Frozen) else None
-    return torch.Size(held.shape).numel() if held else 0
 
 
 def _blocks(build: Build) -> Iterator[nn.Module]:
@@ -95,11 +97,11 @@ def low_rank(technique: LowRank, build: Build) -> Build:
     return replace(build, save_model=save_adapter)
 
 
-def _targets(technique: LowRank, build: Build, head: set[str]) -> Iterator[tuple[str, Frozen]]:
+def _targets(technique: LowRank, build: Build, head: set[str]) -> Iterator[tuple[str, FrozenLayer]]:
     """The layers that get factors, by name. Raises Refused for a name that no layer has, and ModelError where there is
     no layer."""
     inside = {module for block in _blocks(build) for module in block.modules()}
-    found: dict[str, Frozen] = {}
+    found: dict[str, FrozenLayer] = {}
     named = dict(build.model.named_modules())
     for name, module in named.items():
         wanted = module in inside if technique.targets == "all-linear" else technique.adds_to(name)
@@ -116,9 +118,9 @@ def _targets(technique: LowRank, build: Build, head: set[str]) -> Iterator[tuple
     yield from found.items()
 
 
-def _add(technique: LowRank, layer: Frozen, dtype: torch.dtype, draws: torch.Generator) -> None:
+def _add(technique: LowRank, layer: FrozenLayer, dtype: torch.dtype, draws: torch.Generator) -> None:
     """Factors whose product is zero: the first drawn evenly from within 1 / sqrt(in), the second zero."""
-    out, into = _sides(layer)
+    out, into = layer.sides
     device = next(t.device for t in (*layer.parameters(), *layer.buffers()))
     first = torch.empty(technique.rank, into, device="cpu").uniform_(-(into**-0.5), into**-0.5, generator=draws)
     layer.lora_a = nn.Parameter(first.to(device, dtype))
@@ -126,8 +128,3 @@ def _add(technique: LowRank, layer: Frozen, dtype: torch.dtype, draws: torch.Gen
     if technique.learns_magnitude:
         layer.lora_magnitude = nn.Parameter(magnitudes(layer).to(dtype))
     layer.added = technique
-
-
-def _sides(layer: Frozen) -> tuple[int, int]:
-    """Outputs and inputs."""
-    return (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else (layer.nf, layer.nx)

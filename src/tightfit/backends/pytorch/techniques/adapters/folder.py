@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.saved_model import name_classes, save_model
 from tightfit.backends.pytorch.state import write_tensors
-from tightfit.backends.pytorch.techniques.adapters.layers import FACTORS, LINEAR, FrozenConv1D, frozen_layers
+from tightfit.backends.pytorch.techniques.adapters.layers import FACTORS, LINEAR, frozen_layers
 from tightfit.errors import CheckpointError, one_line, shown
 from tightfit.models import ModelSource, resolve_source
 from tightfit.recipe import Recipe
@@ -60,7 +60,7 @@ def _arithmetic(build: Build) -> dict[str, Any]:
     return {
         "peft_type": "LORA", "r": technique.rank, "lora_alpha": technique.alpha, "use_rslora": technique.rslora,
         "use_dora": technique.learns_magnitude,
-        "fan_in_fan_out": any(isinstance(layer, FrozenConv1D) for _, layer in frozen_layers(build.model)),
+        "fan_in_fan_out": any(layer.transposed for _, layer in frozen_layers(build.model)),
     }  # fmt: skip
 
 

@@ -7,9 +7,10 @@ ordinary model. The factors are parameters of the layer, `lora_a` (rank, in) and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +33,14 @@ class Quantized:
     parts: tuple[str, ...]
 
 
-class FrozenLinear(nn.Linear):
-    """A linear layer with a frozen weight."""
+class FrozenLayer(nn.Module):
+    """A linear layer with a frozen weight. transposed: whether the weight is (in, out)."""
 
+    transposed: ClassVar[bool] = False
     quantized: Quantized | None = None
     added: LowRank | None = None
+    weight: Tensor
+    bias: nn.Parameter  # or None, as of nn.Linear
     lora_a: Tensor
     lora_b: Tensor
     lora_magnitude: Tensor
@@ -45,52 +49,53 @@ class FrozenLinear(nn.Linear):
         return _forward(self, input)
 
     @property
-    def quantized_weights(self) -> int:
-        return _quantized_weights(self)
-
-    def own_tensors(self, dtype: torch.dtype) -> dict[str, Tensor | None]:
-        return _own_tensors(self, dtype)
-
-
-class FrozenConv1D(Conv1D):  # type: ignore[misc]
-    """GPT-2's linear layer, whose weight is (in, out), frozen."""
-
-    quantized: Quantized | None = None
-    added: LowRank | None = None
-    lora_a: Tensor
-    lora_b: Tensor
-    lora_magnitude: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _forward(self, x)
+    def sides(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        first, last = self.weight.shape if self.quantized is None else self.quantized.shape
+        return (last, first) if self.transposed else (first, last)
 
     @property
     def quantized_weights(self) -> int:
-        return _quantized_weights(self)
+        """Weights that are quantized, and no parameters."""
+        return 0 if self.quantized is None else math.prod(self.quantized.shape)
 
     def own_tensors(self, dtype: torch.dtype) -> dict[str, Tensor | None]:
-        return _own_tensors(self, dtype)
+        """Tensors where they are stored otherwise than in the state dict, as if nothing were added: no factors, and a
+        quantized weight dequantized, in host memory."""
+        own: dict[str, Tensor | None] = dict.fromkeys(FACTORS)
+        if self.quantized is not None:
+            own["weight"] = _as_stored(self, full_weight(self, dtype).cpu())
+        return own
 
 
-Frozen = FrozenLinear | FrozenConv1D
-CLASSES: dict[type[nn.Module], type[Frozen]] = {nn.Linear: FrozenLinear, Conv1D: FrozenConv1D}
+class FrozenLinear(FrozenLayer, nn.Linear):
+    """A linear layer of PyTorch's, frozen."""
+
+
+class FrozenConv1D(FrozenLayer, Conv1D):  # type: ignore[misc]
+    """GPT-2's linear layer, frozen."""
+
+    transposed: ClassVar[bool] = True
+
+
+CLASSES: dict[type[nn.Module], type[FrozenLayer]] = {nn.Linear: FrozenLinear, Conv1D: FrozenConv1D}
 LINEAR = (nn.Linear, Conv1D)
 PLAIN = {frozen: plain for plain, frozen in CLASSES.items()}
 
 
-def frozen_layer(layer: nn.Module) -> Frozen | None:
+def frozen_layer(layer: nn.Module) -> FrozenLayer | None:
     """The layer, of the class that can be added to and quantized; None for what is no linear layer of that kind."""
     if type(layer) in CLASSES:
         layer.__class__ = CLASSES[type(layer)]
-    return layer if isinstance(layer, Frozen) else None
+    return layer if isinstance(layer, FrozenLayer) else None
 
 
-def frozen_layers(model: nn.Module) -> Iterator[tuple[str, Frozen]]:
+def frozen_layers(model: nn.Module) -> Iterator[tuple[str, FrozenLayer]]:
     """The layers of those classes, by name, each once."""
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, Frozen))
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, FrozenLayer))
 
 
-def quantize(layer: Frozen, kind: str, device: torch.device, held_on: torch.device) -> None:
+def quantize(layer: FrozenLayer, kind: str, device: torch.device, held_on: torch.device) -> None:
     """Hold a layer's weight in fewer bits from now on, made on `device`."""
     from tightfit.backends.pytorch.techniques.adapters.quantization import QUANTIZE
 
@@ -104,24 +109,24 @@ def quantize(layer: Frozen, kind: str, device: torch.device, held_on: torch.devi
     layer.quantized = Quantized(kind, tuple(weight.shape), names)
 
 
-def quantized_parts(layer: Frozen) -> list[Tensor]:
+def quantized_parts(layer: FrozenLayer) -> list[Tensor]:
     """The buffers of a quantized weight."""
     return [] if layer.quantized is None else [getattr(layer, name) for name in layer.quantized.parts]
 
 
-def full_weight(layer: Frozen, dtype: torch.dtype) -> Tensor:
+def full_weight(layer: FrozenLayer, dtype: torch.dtype) -> Tensor:
     """The frozen weight as (out, in), dequantized where it is quantized."""
     if layer.quantized is None:
-        weight: Tensor = layer.weight.detach().to(dtype)
+        weight = layer.weight.detach().to(dtype)
     else:
         from tightfit.backends.pytorch.techniques.adapters.quantization import DEQUANTIZE
 
         held = layer.quantized
         weight = DEQUANTIZE[held.kind](*quantized_parts(layer), held.shape, dtype, False)
-    return weight.t() if isinstance(layer, FrozenConv1D) else weight
+    return weight.t() if layer.transposed else weight
 
 
-def merged_weight(layer: Frozen, dtype: torch.dtype) -> Tensor:
+def merged_weight(layer: FrozenLayer, dtype: torch.dtype) -> Tensor:
     """The weight that a layer works as, (out, in): with what is added worked in."""
     weight = full_weight(layer, dtype)
     if layer.added is None:
@@ -132,25 +137,14 @@ def merged_weight(layer: Frozen, dtype: torch.dtype) -> Tensor:
     return whole
 
 
-def _quantized_weights(layer: Frozen) -> int:
-    """Weights of a layer that are quantized, and no parameters."""
-    return 0 if layer.quantized is None else torch.Size(layer.quantized.shape).numel()
+def _as_stored(layer: FrozenLayer, weight: Tensor) -> Tensor:
+    """A weight (out, in) as the layer's own class holds it."""
+    return (weight.t() if layer.transposed else weight).contiguous()
 
 
-def _own_tensors(layer: Frozen, dtype: torch.dtype) -> dict[str, Tensor | None]:
-    """A layer's tensors where they are stored otherwise than in its state dict, as if nothing were added to it: no
-    factors, and a quantized weight dequantized, in host memory."""
-    own: dict[str, Tensor | None] = dict.fromkeys(FACTORS)
-    if layer.quantized is not None:
-        weight = full_weight(layer, dtype).cpu()
-        own["weight"] = (weight.t() if isinstance(layer, FrozenConv1D) else weight).contiguous()
-    return own
-
-
-def dequantize(layer: Frozen, dtype: torch.dtype) -> None:
+def dequantize(layer: FrozenLayer, dtype: torch.dtype) -> None:
     """Make a layer an ordinary one again, with what is added worked into its weight."""
-    weight = merged_weight(layer, dtype).detach()
-    weight = weight.t().contiguous() if isinstance(layer, FrozenConv1D) else weight.contiguous()
+    weight = _as_stored(layer, merged_weight(layer, dtype).detach())
     for name in (*FACTORS, *(layer.quantized.parts if layer.quantized else ())):
         if name in layer._parameters or name in layer._buffers:
             delattr(layer, name)
@@ -159,7 +153,7 @@ def dequantize(layer: Frozen, dtype: torch.dtype) -> None:
     layer.__class__ = PLAIN[type(layer)]  # type: ignore[assignment]
 
 
-def _forward(layer: Frozen, values: Tensor) -> Tensor:
+def _forward(layer: FrozenLayer, values: Tensor) -> Tensor:
     added = layer.added
     if added is None:
         return _product(layer, values, layer.bias)
@@ -176,7 +170,7 @@ def _forward(layer: Frozen, values: Tensor) -> Tensor:
     return _product(layer, values, layer.bias) + (factor - 1) * _product(layer, dropped, None) + factor * low
 
 
-def _dora_factor(layer: Frozen, dtype: torch.dtype) -> Tensor:
+def _dora_factor(layer: FrozenLayer, dtype: torch.dtype) -> Tensor:
     """The learned length of each output's weights over the length that they have, (out,). The latter is taken as a
     constant, by section 4.3 of the paper."""
     assert layer.added is not None
@@ -187,11 +181,9 @@ def _dora_factor(layer: Frozen, dtype: torch.dtype) -> Tensor:
     return factor
 
 
-def _product(layer: Frozen, values: Tensor, bias: Tensor | None) -> Tensor:
-    transposed = isinstance(layer, FrozenConv1D)
+def _product(layer: FrozenLayer, values: Tensor, bias: Tensor | None) -> Tensor:
     if layer.quantized is None:
-        weight: Tensor = layer.weight
-        return F.linear(values, weight.t() if transposed else weight, bias)
+        return F.linear(values, layer.weight.t() if layer.transposed else layer.weight, bias)
     from tightfit.backends.pytorch.techniques.adapters.quantization import QuantizedProduct
 
     kind = values.device.type
@@ -202,11 +194,11 @@ def _product(layer: Frozen, values: Tensor, bias: Tensor | None) -> Tensor:
     with torch.autocast(kind, enabled=False):
         parts = quantized_parts(layer)
         result: Tensor = QuantizedProduct.apply(  # type: ignore[no-untyped-call]
-            values, bias, held.kind, held.shape, transposed, *parts)
+            values, bias, held.kind, held.shape, layer.transposed, *parts)
     return result
 
 
-def magnitudes(layer: Frozen) -> Tensor:
+def magnitudes(layer: FrozenLayer) -> Tensor:
     """The lengths of each output's weights, (out,): what DoRA's learned ones begin with."""
     found: Tensor = torch.linalg.vector_norm(full_weight(layer, torch.float32), dim=1)
     return found

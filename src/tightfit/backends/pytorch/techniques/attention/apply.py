@@ -66,7 +66,7 @@ def _dense_note(technique: Sdpa, build: Build) -> tuple[str, ...]:
         return ()
     dropout, precision = arguments.attention_dropout(build.model), build.recipe.precision
     reasons = []
-    if not build.device.at_least(8):
+    if not build.device.has_flash:
         reasons = [f"the {build.device.name} has no variable-length kernel; write data.packing=false or attention=flex"]
     else:
         if precision != "auto" and not precision.is_half and not any(p.dtype in HALF for p in build.model.parameters()):

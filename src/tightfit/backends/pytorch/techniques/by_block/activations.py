@@ -37,7 +37,7 @@ class _Offloaded:
 
 
 @dataclass(frozen=True)
-class _Cast:
+class _WeightCast:
     """A cast of a weight, or a view of one, that the backward pass makes again: the weight is on the device then.
 
     view: its sizes, strides and offset.
@@ -48,7 +48,7 @@ class _Cast:
     view: tuple[torch.Size, tuple[int, ...], int]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> _Cast | None:
+    def of(cls, tensor: Tensor) -> _WeightCast | None:
         """The cast that a tensor is, as autocast makes them; None for other tensors."""
         made = tensor if tensor._base is None else tensor._base
         node = made.grad_fn
@@ -58,7 +58,7 @@ class _Cast:
             return None
         return cls(weight, tensor.dtype, (tensor.shape, tensor.stride(), int(tensor.storage_offset())))
 
-    def again(self) -> Tensor:
+    def recast(self) -> Tensor:
         return self.weight.detach().to(self.dtype).as_strided(*self.view)
 
 
@@ -84,7 +84,7 @@ class HostActivations:
             return call(*args, **kwargs)
         module = self._blocks[block]
         shared = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and not t.requires_grad]
-        stay = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers(), *shared)}
+        stay = {_storage_id(tensor) for tensor in (*module.parameters(), *module.buffers(), *shared)}
         kept: dict[tuple[Any, ...], _Offloaded] = {}
         with saved_tensors_hooks(partial(self._pack, number, module, stay, kept), self._unpack):
             output = call(*args, **kwargs)
@@ -107,23 +107,24 @@ class HostActivations:
 
     def _pack(
         self, number: int, module: nn.Module, stay: set[int], kept: dict[tuple[Any, ...], _Offloaded], tensor: Tensor
-    ) -> Tensor | _Offloaded | _Cast:
+    ) -> Tensor | _Offloaded | _WeightCast:
         small = tensor.numel() * tensor.element_size() < SMALLEST
-        if small or tensor.device.type != self._transfers.device.type or _memory(tensor) in stay or not _dense(tensor):
+        elsewhere = tensor.device.type != self._transfers.device.type
+        if small or elsewhere or _storage_id(tensor) in stay or not _is_dense(tensor):
             return tensor
-        if (cast := _Cast.of(tensor)) is not None and _memory(cast.weight) in stay:
+        if (cast := _WeightCast.of(tensor)) is not None and _storage_id(cast.weight) in stay:
             return cast
-        key = _memory(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        key = _storage_id(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         if key not in kept:
             kept[key] = _Offloaded(number, self._transfers.to_host(tensor.detach()))
             self._holds(kept[key].out.target, module)
         return kept[key]
 
-    def _unpack(self, kept: Tensor | _Offloaded | _Cast) -> Tensor:
+    def _unpack(self, kept: Tensor | _Offloaded | _WeightCast) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
-        if isinstance(kept, _Cast):
-            return kept.again()
+        if isinstance(kept, _WeightCast):
+            return kept.recast()
         if kept.call != self._current:
             self._wait_for_offloads()
             self._current = kept.call
@@ -150,12 +151,12 @@ class HostActivations:
         active_watch().holds(tensor, Category.ACTIVATIONS, module)
 
 
-def _memory(tensor: Tensor) -> int:
+def _storage_id(tensor: Tensor) -> int:
     """A number for the memory that a tensor lies in."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def _dense(tensor: Tensor) -> bool:
+def _is_dense(tensor: Tensor) -> bool:
     """Whether it fills its memory without gaps: a copy then has the same strides, which compiled code relies on."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return 1 + sum((size - 1) * stride for size, stride in steps) == tensor.numel()

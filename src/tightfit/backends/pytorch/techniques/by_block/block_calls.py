@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from tightfit.backends.pytorch.replaced import replaced
 from tightfit.backends.pytorch.techniques.by_block.activations import HostActivations
 from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, working_on
@@ -55,14 +56,9 @@ class BlockCalls:
             for module in modules:
                 self._wrap(module, partial(self._called_end, number, module))
 
-    @contextmanager
-    def called_by(self, caller: Caller) -> Iterator[None]:
+    def called_by(self, caller: Caller) -> AbstractContextManager[None]:
         """Inside, calls of blocks go to `caller`, who sees to `begin` and `end` as well, and to `end_embeddings`."""
-        before, self._caller = self._caller, caller
-        try:
-            yield
-        finally:
-            self._caller = before
+        return replaced(self, "_caller", caller)
 
     def close(self) -> None:
         """Let modules be called as they were before."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from tightfit.backends.pytorch.padding import model_end
-from tightfit.backends.pytorch.techniques.adapters.layers import Frozen, quantized_parts
+from tightfit.backends.pytorch.techniques.adapters.layers import FrozenLayer, quantized_parts
 
 
 class Parts:
@@ -80,7 +80,7 @@ def _own_tensors(model: nn.Module, blocks: Sequence[nn.Module]) -> list[list[Ten
             inside.setdefault(module, set()).add(block)
     owners: dict[Tensor, set[nn.Module]] = {}
     for module in model.modules():
-        held = quantized_parts(module) if isinstance(module, Frozen) else []
+        held = quantized_parts(module) if isinstance(module, FrozenLayer) else []
         for tensor in (*module.parameters(recurse=False), *held):
             owners.setdefault(tensor, set()).update(inside.get(module, {model}))
     found: dict[nn.Module, list[Tensor]] = {block: [] for block in blocks}

@@ -26,7 +26,7 @@ OUTSIDE = -1
 """Number of what depends on no block's output."""
 
 
-class _Cut:
+class _GraphCut:
     """A tensor where the graph is cut: what leads to it, and the gradient that arrives at it.
 
     call: the number of the block's call whose output it is, or depends on.
@@ -41,11 +41,11 @@ class _Cut:
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
 
-class _AfterCut(torch.autograd.Function):
+class _CatchGradient(torch.autograd.Function):
     """The identity after a cut: its gradient stays there."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, anchor: Tensor, cut: _Cut) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, anchor: Tensor, cut: _GraphCut) -> Tensor:
         ctx.cut = cut
         ctx.mark_dirty(tensor)  # the very tensor, not a view of it, which models might not write to
         return tensor
@@ -57,7 +57,7 @@ class _AfterCut(torch.autograd.Function):
 
 
 @contextmanager
-def _modes_kept() -> Iterator[None]:
+def _grad_and_autocast_restored() -> Iterator[None]:
     """Around work of another coroutine of this thread: whether gradients are computed, and what is cast, are afterwards
     as before. A model may call a block inside `no_grad` or an autocast of its own."""
     learns = torch.is_grad_enabled()
@@ -83,8 +83,8 @@ class SuspendedPass:
         self.at: int | None = None
         self.loss: Tensor | None = None
         self._calls = 0
-        self._outputs: dict[int, list[_Cut]] = defaultdict(list)
-        self._between: list[_Cut] = []
+        self._outputs: dict[int, list[_GraphCut]] = defaultdict(list)
+        self._between: list[_GraphCut] = []
         self._known: dict[tuple[int, int], weakref.ref[Tensor]] = {}
         self._anchor = torch.empty(0, requires_grad=True)
         self._scheduler = getcurrent()
@@ -94,20 +94,20 @@ class SuspendedPass:
     def advance(self) -> None:
         """Go on with the forward pass up to the next call of a block, or its end."""
         self._scheduler = self._coroutine.parent = getcurrent()
-        with _modes_kept():
+        with _grad_and_autocast_restored():
             self._coroutine.switch()
 
     def close(self) -> None:
         """End a forward pass that is not over."""
         if self._coroutine and not self._coroutine.dead:
             self._coroutine.parent = getcurrent()
-            with _modes_kept():
+            with _grad_and_autocast_restored():
                 self._coroutine.throw()
 
     def call(self, number: int, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Wait for the block's turn, and run it; called by the forward pass."""
         self.at = number
-        with _modes_kept():
+        with _grad_and_autocast_restored():
             self._scheduler.switch()
         args, kwargs = tree_map_only(Tensor, self._cut_argument, (args, kwargs))
         output = call(*args, **kwargs)
@@ -142,27 +142,27 @@ class SuspendedPass:
         """A block's output, cut off from the block."""
         if not tensor.requires_grad:
             return tensor
-        cut = _Cut(tensor, call)
+        cut = _GraphCut(tensor, call)
         self._outputs[call].append(cut)
         return self._after_cut(tensor, cut)
 
     def _cut_argument(self, tensor: Tensor) -> Tensor:
         """A block's argument, cut off from what was computed between the blocks; a block's output is so already."""
         node = tensor.grad_fn
-        if node is None or isinstance(getattr(node, "cut", None), _Cut):
+        if node is None or isinstance(getattr(node, "cut", None), _GraphCut):
             return tensor
         key = id(node), tensor.output_nr
         known = self._known.get(key, lambda: None)()
         if known is None:
-            cut = _Cut(tensor, self._deepest(get_gradient_edge(tensor)))
+            cut = _GraphCut(tensor, self._deepest(get_gradient_edge(tensor)))
             self._between.append(cut)  # whose edge keeps the node, so that its id stays its own
             known = self._after_cut(tensor, cut)
             self._known[key] = weakref.ref(known)
         return known
 
-    def _after_cut(self, tensor: Tensor, cut: _Cut) -> Tensor:
+    def _after_cut(self, tensor: Tensor, cut: _GraphCut) -> Tensor:
         # Its data, which has a version of its own: what a block hands on as it came was saved for others before.
-        after: Tensor = _AfterCut.apply(tensor.data, self._anchor, cut)  # type: ignore[no-untyped-call]
+        after: Tensor = _CatchGradient.apply(tensor.data, self._anchor, cut)  # type: ignore[no-untyped-call]
         return after
 
     def _deepest(self, edge: GradientEdge) -> int:
@@ -176,7 +176,7 @@ class SuspendedPass:
                 continue
             seen.add(node)
             cut = getattr(node, "cut", None)
-            if isinstance(cut, _Cut):
+            if isinstance(cut, _GraphCut):
                 found = max(found, cut.call)
             else:
                 nodes += [following for following, _ in node.next_functions]
@@ -188,7 +188,7 @@ class SuspendedPass:
         self._between = [cut for cut in self._between if cut.call != call]
 
 
-def _run_backward(cuts: list[_Cut]) -> None:
+def _run_backward(cuts: list[_GraphCut]) -> None:
     """Let the gradients that arrived at the cuts go on."""
     reached = [(cut.edge, cut.gradient) for cut in cuts if cut.gradient is not None]
     for cut in cuts:

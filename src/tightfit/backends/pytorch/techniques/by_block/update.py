@@ -30,7 +30,7 @@ from tightfit.trace import Phase
 
 
 @dataclass
-class _Pending:
+class _PendingUpdate:
     """An update that some parts still wait for.
 
     norm: of all gradients before clipping; None where none was taken. seed: of the random numbers that round weights;
@@ -55,13 +55,12 @@ class UpdateByBlock(WeightUpdate):
         calls.update = self
         self._technique = technique
         self._learning_rate = build.recipe.learning_rate
-        precision = build.recipe.precision
-        self._draws = technique.deferred and precision != "auto" and precision.weight_rounding == "stochastic"
+        self._draws = technique.deferred and build.recipe.weight_rounding == "stochastic"
         self._norms: dict[nn.Parameter, Tensor] = {}
-        self._finite: list[_Gradients] = []
+        self._finite: list[_ScaledGradients] = []
         self._final: set[int] = set()
         self._seen: set[int] = set()  # in this step
-        self._pending: _Pending | None = None
+        self._pending: _PendingUpdate | None = None
         self._calls = calls
         self._state_dict_hooks = StateDictHooks(weakref.ref(self))
         self._state_dict_hooks.register(build.model)
@@ -80,14 +79,14 @@ class UpdateByBlock(WeightUpdate):
                 self._measure(self._parts.parameters[part])
             self._offloaded.store_gradients(part, final, offload=not self._technique.in_backward)
         if final and self._technique.in_backward:
-            self._pending = _Pending(self._learning_rate, None, {part}, None)
+            self._pending = _PendingUpdate(self._learning_rate, None, {part}, None)
             self._update_parts([part], part - 1 if 0 < part < len(self._parts.blocks) else None)
 
     def _measure(self, parameters: Sequence[nn.Parameter]) -> None:
         """Unscale gradients that are complete, and take their norms."""
         learned = [p for p in parameters if p.grad is not None]
         if learned and self._scaler is not None:
-            self._finite.append(_Gradients(learned))
+            self._finite.append(_ScaledGradients(learned))
             self._scaler.unscale_(self._finite[-1])  # type: ignore[arg-type]
         if learned and (self._max_norm or self._scaler is not None):
             norms = torch._foreach_norm([p.grad for p in learned if p.grad is not None])
@@ -106,7 +105,7 @@ class UpdateByBlock(WeightUpdate):
             self._offloaded.drop_gradients()
             return norm
         seed = int(torch.randint(1 << 62, ())) if self._draws else None
-        self._pending = _Pending(self._learning_rate, norm, {*range(len(self._parts.modules))}, seed)
+        self._pending = _PendingUpdate(self._learning_rate, norm, {*range(len(self._parts.modules))}, seed)
         self._update_parts(self._parts.behind_blocks)
         self._offloaded.finish_updates()
         if not self._technique.deferred:
@@ -150,7 +149,7 @@ class UpdateByBlock(WeightUpdate):
             return
         following = next_part if next_part in self._pending.parts or self._technique.in_backward else None
         with (self._calls.around_updates(), working_on(self._parts.modules[part], Phase.OPTIMIZER),
-              self._offloaded.updating(part, following, self.optimizer), self._own_draws(part)):
+              self._offloaded.updating(part, following, self.optimizer), self._own_random_numbers(part)):
             self._apply(part)
         if not self._pending.parts:
             self._pending = None
@@ -244,7 +243,7 @@ class UpdateByBlock(WeightUpdate):
             parameter.grad = None
 
     @contextmanager
-    def _own_draws(self, part: int) -> Iterator[None]:
+    def _own_random_numbers(self, part: int) -> Iterator[None]:
         """Random numbers of a part's own inside: the same ones whenever its turn comes, whatever is drawn meanwhile,
         so that a run that is stopped goes on as if it had not been."""
         assert self._pending is not None
@@ -280,7 +279,7 @@ class UpdateByBlock(WeightUpdate):
         return not found or not torch.stack([gradients.overflows for gradients in found]).any().item()
 
 
-class _Gradients:
+class _ScaledGradients:
     """Some parameters as a loss scaler sees an optimizer: it unscales their gradients, and says before a step whether
     any was not finite.
 

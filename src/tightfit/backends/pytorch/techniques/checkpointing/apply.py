@@ -38,12 +38,20 @@ ATTENTION = re.compile(r"::_(scaled_dot_product_\w+|(flash|efficient)_attention_
 """Fused attention's forward passes, as the dispatcher names them."""
 
 
-def blocks(technique: EveryBlock | EveryNth | Selective, build: Build) -> Build:
-    if isinstance(technique, EveryBlock) and technique.apart:
+def every_block(technique: EveryBlock, build: Build) -> Build:
+    if technique.apart:
         return attention_only(AttentionOnly(), mlp_only(MlpOnly(), build))
+    return every_nth(EveryNth(n=1), build)
+
+
+def every_nth(technique: EveryNth, build: Build) -> Build:
     # The first of each n: the last blocks are then free by the time the first recomputation needs room.
-    chains = [[block] for stack in _stacks(build) for block in stack[:: technique.period]]
-    recompute(build.model, chains, POLICIES[technique.keep] if isinstance(technique, Selective) else None)
+    recompute(build.model, [[block] for stack in _stacks(build) for block in stack[:: technique.n]])
+    return build
+
+
+def selective(technique: Selective, build: Build) -> Build:
+    recompute(build.model, [[block] for stack in _stacks(build) for block in stack], POLICIES[technique.keep])
     return build
 
 

@@ -240,13 +240,13 @@ def _repeated(forward: Forward, chained: Any, args: tuple[Any, ...], kwargs: dic
     cpu_state, (devices, states) = torch.get_rng_state(), torch_checkpoint.get_device_states(chained)
     args, kwargs = tree_map(_cut, (args, kwargs))
 
-    def again(chained: Any) -> Any:
+    def repeat(chained: Any) -> Any:
         torch.set_rng_state(cpu_state)
         if devices:
             torch_checkpoint.set_device_states(devices, states)
         return forward(chained, *args, **kwargs)
 
-    return again
+    return repeat
 
 
 def _replay(calls: Sequence[Forward], chained: Any) -> None:

@@ -23,7 +23,6 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.simulated_device import active_simulated_cuda
 from tightfit.errors import ModelError
 from tightfit.techniques import optimizer as declared
-from tightfit.techniques.precision import Rounding
 
 Groups = list[dict[str, Any]]
 
@@ -73,7 +72,7 @@ def embedding_parameters(model: nn.Module) -> list[nn.Parameter]:
 def adamw(technique: declared.AdamW, build: Build) -> Build:
     """torch.optim.AdamW, or Apex's; over bf16 weights with Kahan or stochastic rounding, our own with bf16 states."""
     options = {"betas": technique.betas, "eps": technique.eps}
-    rounding = _rounding(build)
+    rounding = build.recipe.weight_rounding
     if rounding in ("kahan", "stochastic"):
         from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
 
@@ -105,7 +104,7 @@ def sgd(technique: declared.Sgd, build: Build) -> Build:
     Never its fused form: over bf16 weights on the CPU that leaves most of them untouched (torch 2.13, pytorch issue
     191763), and it takes a step that loss scaling meant to skip into its velocity.
     """
-    if _rounding(build) == "kahan":
+    if build.recipe.weight_rounding == "kahan":
         import optimi
 
         return _with(build, optimi.SGD, technique.weight_decay, momentum=technique.momentum, kahan_sum=True)
@@ -121,7 +120,7 @@ def adafactor(technique: declared.Adafactor, build: Build) -> Build:
 
 def lion(technique: declared.Lion, build: Build) -> Build:
     """optimi.Lion: its Triton kernel where that runs, else one parameter at a time."""
-    kahan = _rounding(build) == "kahan"
+    kahan = build.recipe.weight_rounding == "kahan"
     import optimi
 
     # Left to itself it decides in the first step, and names later states otherwise than the first ones.
@@ -137,15 +136,8 @@ def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> B
     return _with(
         build, AnyPrecisionAdamW, technique.weight_decay,
         momentum_dtype=DTYPES[technique.momentum], variance_dtype=DTYPES[technique.variance],
-        rounding=_rounding(build) or "nearest",
+        rounding=build.recipe.weight_rounding or "nearest",
     )  # fmt: skip
-
-
-def _rounding(build: Build) -> Rounding | None:
-    """How bf16 weights are rounded; None where weights are not bf16."""
-    precision = build.recipe.precision
-    assert precision != "auto", "resolve the recipe first"
-    return precision.weight_rounding
 
 
 def _with(build: Build, make: Callable[..., Optimizer], weight_decay: float, **options: Any) -> Build:
@@ -168,6 +160,6 @@ def quantized(technique: declared.AdamW8bit | declared.AdamW4bit, build: Build) 
     return _with(
         build, getattr(quantized_adamw, type(technique).__name__), technique.weight_decay,
         in_32_bits=embedding_parameters(build.model), betas=technique.betas, block_size=technique.block_size,
-        bf16_stochastic_round=_rounding(build) == "stochastic",
+        bf16_stochastic_round=build.recipe.weight_rounding == "stochastic",
         declared=build.device.kind == "cuda" and shapes_alone,
     )  # fmt: skip

@@ -36,9 +36,6 @@ DRIVE_NOTE = ("parallel.offload: DeepSpeed compiles its async_io for the drive b
 def wrap(technique: Zero, build: Build, loss_module: nn.Module) -> Build:
     """The build with its model, gradients and optimizer in the hands of an engine. loss_module: the build's loss.
     Raises MissingLibrary, Refused."""
-    if build.evaluation_dtype is not None:
-        raise Refused("parallel: zero cannot replace weights for an evaluation, for DeepSpeed holds them; write "
-                      "precision.full_eval=false, or parallel=ddp")
     deepspeed = load_deepspeed(build.torch_device.type)
     notes, drive = build.notes, None
     if technique.nvme_path is not None:

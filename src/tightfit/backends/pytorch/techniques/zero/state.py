@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.sharding import ShardedTensor, full_shape, full_tensor, is_sharded
+from tightfit.backends.pytorch.sharding import UngatheredTensor, full_shape, full_tensor, is_sharded
 from tightfit.backends.pytorch.state import named_tensors, read_tensors, restore_streams, write_state
 from tightfit.backends.pytorch.techniques.optimizer.state import AS_BEFORE, SHOWN, check_kind, make_states
 from tightfit.errors import CheckpointError
@@ -28,7 +28,7 @@ def save(build: Build, engine: Any, client: Optimizer, folder: Path) -> dict[str
     """As `state.save_state`. client: the optimizer that the engine steps."""
     if client.state:
         _link(engine, client)
-    states: dict[str, Tensor | ShardedTensor] = {}
+    states: dict[str, Tensor | UngatheredTensor] = {}
     scalars: dict[str, Any] = {}
     for name, parameter in _learned(build.model).items():
         for key, value in _example(client).items():
@@ -38,7 +38,7 @@ def save(build: Build, engine: Any, client: Optimizer, folder: Path) -> dict[str
                 states[f"{name}/{key}"] = value
             else:
                 gather = partial(_full_state, parameter, key, value.dtype)
-                states[f"{name}/{key}"] = ShardedTensor(full_shape(parameter), value.dtype, gather)
+                states[f"{name}/{key}"] = UngatheredTensor(full_shape(parameter), value.dtype, gather)
     meta = {"optimizer": type(client).__name__, "scalars": scalars}
     return {**write_state(_weights(build.model), states, meta, folder, build.world), "scaler": None}
 
@@ -64,12 +64,12 @@ def _learned(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor | ShardedTensor]:
+def _weights(model: nn.Module) -> dict[str, Tensor | UngatheredTensor]:
     """As `named_tensors`, with those that lie in parts to be gathered one by one."""
-    found: dict[str, Tensor | ShardedTensor] = {**named_tensors(model)}
+    found: dict[str, Tensor | UngatheredTensor] = {**named_tensors(model)}
     for name, parameter in model.named_parameters():
         if is_sharded(parameter):
-            found[name] = ShardedTensor(full_shape(parameter), parameter.dtype, partial(full_tensor, parameter))
+            found[name] = UngatheredTensor(full_shape(parameter), parameter.dtype, partial(full_tensor, parameter))
     return found
 
 
