@@ -28,6 +28,8 @@ from tightfit.system import whole_pages
 from tightfit.trace import COPIES, Category, Phase, Place, Stream, Trace
 
 A100 = find_device("a100-80gb-sxm")
+BLOCKS, WORTHWHILE = 9, 5
+"""Blocks of a model, and groups of them from which two traces, of 5 and 6 groups, stand for the whole."""
 FIELDS: dict[str, Any] = {
     "model": "gpt2", "model_overrides": {"n_embd": 64, "n_head": 4, "vocab_size": 512, "tie_word_embeddings": False,
                                          "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
@@ -36,7 +38,8 @@ FIELDS: dict[str, Any] = {
     "optimizer": {"name": "adamw", "implementation": "loop"}, "max_grad_norm": 1.0,
 }
 ALL = {**HOST, "offload": {"name": "host", "activations": 1}}
-SHARES = {**HOST, "offload": {"name": "host", "weights": 0.93, "gradients": 0.93, "optimizer": 0.86}}
+SHARES = {**HOST, "offload": {"name": "host", "weights": 8 / BLOCKS, "gradients": 8 / BLOCKS,
+                               "optimizer": 7 / BLOCKS}}
 EVERYTHING = {**HOST, "loss": "chunked", "offload": {"name": "host", "activations": 1, "embeddings": True}}
 
 IN_BACKWARD = {"accumulation": {"name": "by-block", "gradient_sums": "fp32"}, "update": "in-backward",
@@ -108,7 +111,8 @@ def test_casts_of_weights_do_not_wait_in_host_memory():
                          ids=["resident", "host", "sweeps", "many sweeps", "all", "everything", "shares", "nf4",
                               "shares of lora"])
 def test_few_blocks_tell_of_the_rest(fields, monkeypatch):
-    recipe, depths = recipe_of(14, **fields), []
+    monkeypatch.setattr(prediction, "WORTHWHILE", WORTHWHILE)
+    recipe, depths = recipe_of(BLOCKS, **fields), []
     whole, traced = predict(recipe, A100, whole=True), prediction._traced
 
     def counted(*args, **options):
@@ -148,8 +152,8 @@ def test_updates_are_timed_as_updates_where_blocks_wait_for_them():
 
 
 def test_what_fits_no_other_way_is_streamed_and_says_so():
-    card = with_memory(A100, 900 << 20)
-    overrides = {**FIELDS["model_overrides"], "n_layer": 14, "n_embd": 512}
+    card = with_memory(A100, 1100 << 20)
+    overrides = {**FIELDS["model_overrides"], "n_layer": 4, "n_embd": 1024}
     recipe = Recipe.from_dict({**FIELDS, "model_overrides": overrides})
     backend = load_backend("pytorch")
 
@@ -166,11 +170,11 @@ def test_what_fits_no_other_way_is_streamed_and_says_so():
 def test_optimizer_states_leave_the_card_before_blocks_do():
     recipe = Recipe.from_dict({
         **FIELDS, "model": "gpt2-medium", "precision": "bf16", "attention": "sdpa", "loss": "chunked",
-        "model_overrides": {"n_layer": 12, "n_embd": 1536, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
+        "model_overrides": {"n_layer": 4, "n_embd": 1536, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
         "seq_len": 1024, "batch_size": 64, "micro_batch_size": 4, "optimizer": "adamw",
         "expandable_segments": False,
     })
-    backend, card = load_backend("pytorch"), with_memory(A100, 8 << 30)
+    backend, card = load_backend("pytorch"), with_memory(A100, 4300 << 20)
     plan = search_with(backend, recipe, Target(device=card))
     resident = search(recipe.override(offload="none"), card, standard_tools(backend), choice_alone=True)
 
