@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -52,6 +53,12 @@ TOP = {"trainable": {"name": "layers", "names": ["lm_head", "h.2", "ln_f"]}}
 def recipe_of(layers: int, **fields: Any) -> Recipe:
     overrides = {**FIELDS["model_overrides"], "n_layer": layers}
     return resolve(Recipe.from_dict({**FIELDS, "model_overrides": overrides, **fields}), A100)
+
+
+@cache
+def streamed_and_deep() -> Trace:
+    """The plan's trace of a deep model whose blocks wait in host memory. Not to be changed."""
+    return predict(recipe_of(14, **HOST), A100)
 
 
 def taken(recipe: Recipe) -> Trace:
@@ -133,7 +140,7 @@ def test_few_blocks_tell_of_the_rest(fields, monkeypatch):
 
 
 def test_the_device_holds_two_blocks_and_the_host_all():
-    plain, streamed = (predict(recipe_of(14, **fields), A100) for fields in ({}, HOST))
+    plain, streamed = predict(recipe_of(14), A100), streamed_and_deep()
     tick, _ = streamed.peak(place=Place.HOST)
     block = streamed.by_category(tick, Place.HOST)[Category.WEIGHTS] // 14
 
@@ -145,7 +152,7 @@ def test_the_device_holds_two_blocks_and_the_host_all():
 
 
 def test_updates_are_timed_as_updates_where_blocks_wait_for_them():
-    trace = predict(recipe_of(14, **HOST), A100)
+    trace = streamed_and_deep()
     updated = {op.module for op, _ in trace.step_ops() if op.phase is Phase.OPTIMIZER}
 
     assert {f"transformer.h.{number}" for number in range(14)} <= updated
@@ -188,7 +195,7 @@ def test_optimizer_states_leave_the_card_before_blocks_do():
 
 def test_host_memory_that_does_not_suffice_is_said():
     recipe, tools = recipe_of(14, **HOST), standard_tools(load_backend("pytorch"))
-    trace = predict(recipe, A100)
+    trace = streamed_and_deep()
     fitting, lacking = (estimate(trace, recipe, replace(A100, host_bytes=size), tools) for size in (1 << 30, 1 << 20))
 
     assert fitting.fits == "yes"
