@@ -31,8 +31,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Modules that are compiled once serve every worker, and the processes that tests start.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 demo: install
 	$(BIN)/tightfit train quickstart

@@ -65,9 +65,9 @@ def test_train_writes_a_whole_run(place, run):
     assert AutoModelForCausalLM.from_pretrained(folder / "model").config.vocab_size == 300
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     assert tokenizer.decode(tokenizer("def add").input_ids) == "def add"
-    again = tightfit("train", str(folder / "recipe.yaml"), cwd=place)
-    assert again.returncode == 0
-    assert "finished run" in again.stdout
+    status, out, _ = run("train", folder / "recipe.yaml")
+    assert status == 0
+    assert "finished run" in out
 
 
 @pytest.mark.parametrize(("words", "expected"), [

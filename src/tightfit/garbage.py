@@ -19,6 +19,9 @@ def gc_paused() -> Iterator[None]:
     thread at a time does such work, others wait."""
     with COLLECTOR:
         enabled = gc.isenabled()
+        if not enabled and gc.get_freeze_count():  # paused already: thawing here would end it for the work around
+            yield
+            return
         gc.disable()
         gc.freeze()
         try:

@@ -30,7 +30,7 @@ from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, MicroBatch, global_batch_of
 
-ROWS = 6
+ROWS, SHORTEST, LONGEST = 6, 5, 19
 SPLITS = {"full": (6,), "twos": (2, 2, 2), "ones": (1,) * 6, "ragged": (4, 2), "uneven": (1, 3, 2)}
 CASES = [*((name, TASK_OF[name]) for name in (*CAUSAL, *MASKED, *SEQ2SEQ, *IMAGES)),
          ("bert", "sequence-classification"), ("gpt2", "sequence-classification")]
@@ -46,11 +46,11 @@ each_case = pytest.mark.parametrize(
 )
 
 
-def rows(task: str, seed: int = 0) -> list[dict[str, np.ndarray]]:
+def rows(task: str, seed: int = 0, longest: int = LONGEST) -> list[dict[str, np.ndarray]]:
     """Examples of unequal length: the arrays of one row each, not yet padded."""
     random = np.random.default_rng(seed)
     made = []
-    for length in random.integers(5, 20, ROWS):
+    for length in random.integers(SHORTEST, longest + 1, ROWS):
         ids = random.integers(4, VOCAB, length)
         if task == "image-classification":
             made.append({"pixel_values": random.normal(size=(3, 16, 16)), "labels": random.integers(0, 2, ())})

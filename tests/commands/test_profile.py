@@ -14,6 +14,8 @@ from tightfit.errors import ModelError
 from tightfit.profiling import profile as profiles
 from tightfit.trace import Phase
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 RECIPE = """\
 model: gpt2
 model_overrides: {n_layer: 2, n_head: 2, n_embd: 16, n_positions: 32, attn_pdrop: 0.0}

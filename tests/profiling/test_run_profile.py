@@ -21,6 +21,8 @@ from tightfit.trace import WALL_PHASES, Phase
 from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 
 class Told(Listener):
     """Remembers what it is told."""

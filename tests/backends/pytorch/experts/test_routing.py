@@ -27,6 +27,8 @@ from tightfit.errors import Refused
 
 BY_BLOCK = {"accumulation": "by-block"}
 COMPILED = {"compile": {"name": "per-block", "backend": "aot_eager"}}
+ONE_SHAPE = 131
+"""Seed of rows that two and two are padded to one length: what is compiled for the first pair serves the others."""
 RECOMPUTED = ("none", "every-block", "mlp", "selective")
 
 
@@ -82,9 +84,9 @@ def test_a_loop_takes_each_micro_batchs_own_choices_and_says_so(fields):
 def test_compiled_blocks_have_the_same_losses(fields, split):
     fields, name = {**fields, "precision": "bf16"}, "every other layer"
     plain_model, model = (moe_model(name, num_hidden_layers=2) for _ in range(2))
-    wanted, plain = gradients(moe_step(name, plain_model, **fields), ragged(split))
+    wanted, plain = gradients(moe_step(name, plain_model, **fields), ragged(split, ONE_SHAPE))
     step = moe_step(name, model, **fields, **COMPILED)
-    found, result = gradients(step, ragged(split))
+    found, result = gradients(step, ragged(split, ONE_SHAPE))
     assert_alike(found, wanted, within=2e-2)
     for metric, total in plain.metrics.items():
         assert result.metrics[metric].mean == pytest.approx(total.mean, rel=1e-3)

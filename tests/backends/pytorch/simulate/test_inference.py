@@ -15,6 +15,8 @@ from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 from tightfit.trace import Category, Phase
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 HOST = torch.device("cpu")
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34, units=1)
 A100 = Device(kind="cuda", name="A100", memory_bytes=80 << 30, capability=(8, 0), units=108)

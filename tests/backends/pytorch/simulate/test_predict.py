@@ -18,6 +18,8 @@ from tightfit.devices import Device, find_device
 from tightfit.errors import ModelError
 from tightfit.trace import Category, Trace
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 PLAIN = {
     "attention": "sdpa", "checkpointing": "none", "compile": "off", "optimizer": "adamw", "precision": "fp32",

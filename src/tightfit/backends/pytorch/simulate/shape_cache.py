@@ -1,7 +1,8 @@
 """Shapes of results, remembered: a step asks for the same few hundred ops thousands of times.
 
 Fake tensors remember too, but what they look an op up by takes most of its time. An op is known here by its
-overload, the shapes, strides and formats of its tensors, and its other arguments.
+overload, the shapes, strides and formats of its tensors, and its other arguments. What is known holds for every later
+trace for a device of the same kind, as the next of a search.
 """
 
 from __future__ import annotations
@@ -24,22 +25,30 @@ Form = tuple[str, Any]
 Kept = tuple[type | None, tuple[Form | None, ...]]
 """An op's results: what they come in, a tuple or a list, None for one alone; and how each is made."""
 
+Known = dict[tuple[Any, ...], Kept]
+
+MOST_OPS = 50_000
+"""Ops that are remembered at once: those of a hundred traces or so."""
+
 
 class _NotKept(Exception):
     """An op with arguments or results that are not remembered."""
 
 
 class ShapeCache:
-    """Results of ops on the fake tensors of one mode, by the shapes of their arguments."""
+    """Results of ops on the fake tensors of one mode, by the shapes of their arguments.
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    known: ops of earlier modes with the same rules; those of this mode are added.
+    """
+
+    def __init__(self, mode: FakeTensorMode, known: Known | None = None) -> None:
         self._mode = mode
-        self._known: dict[tuple[Any, ...], Kept] = {}
+        self._known: Known = {} if known is None else known
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         """Key of the op; None for one that cannot be remembered."""
-        parts: list[Any] = [func]
+        parts: list[Any] = [func, torch.get_default_dtype()]
         try:
             for arg in args:
                 self._describe(arg, parts)
@@ -83,6 +92,8 @@ class ShapeCache:
         kind = type(result) if type(result) in (tuple, list) else None
         if result is None and key[0]._schema.returns:
             return  # only an op that works in place gives nothing
+        if len(self._known) >= MOST_OPS:
+            self._known.clear()
         try:
             self._known[key] = (kind, tuple(self._form(part, args) for part in ((result,) if kind is None else result)))
         except _NotKept:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from tightfit.backends.pytorch.simulate import cpu_scratch, kernels
 from tightfit.backends.pytorch.simulate.cuda import scratch as cuda_scratch
 from tightfit.backends.pytorch.simulate.cuda.autocast import autocast_as_on_cuda
 from tightfit.backends.pytorch.simulate.data_dependent import hide_fakeness
-from tightfit.backends.pytorch.simulate.shape_cache import MISSING, ShapeCache
+from tightfit.backends.pytorch.simulate.shape_cache import MISSING, Known, ShapeCache
 from tightfit.backends.pytorch.simulated_device import TargetOf, simulated_cuda_device, simulated_device
 from tightfit.devices import Device
 from tightfit.garbage import gc_paused
@@ -47,7 +47,7 @@ class PlanningMode(FakeTensorMode):
     def __init__(self, target: Device, **options: Any) -> None:
         super().__init__(**options)
         self.target = target
-        self._shapes = ShapeCache(self)
+        self._shapes = ShapeCache(self, _known_ops(target.kind))
         self._rules = kernels.CUDA_SHAPES if target.kind == "cuda" else kernels.CPU_SHAPES
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,6 +77,12 @@ class PlanningMode(FakeTensorMode):
         if rule is not None:
             return rule(*args, **(kwargs or {}))
         return super().dispatch(func, types, args, kwargs or {})
+
+
+@cache
+def _known_ops(kind: str) -> Known:
+    """Ops met so far on devices of that kind, which is all that shape rules ask of a device."""
+    return {}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.architectures import TASK_OF, tiny_model
-from tests.backends.test_exactness import collate, rows
+from tests.backends.test_exactness import LONGEST, SHORTEST, collate, rows
 from tightfit.backends.base import StepResult
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
@@ -65,25 +65,27 @@ def step_of(architecture: str, blocks: int = 4, **fields: Any) -> Step:
     return Step(apply_techniques(bare_build(recipe, CPU, torch.device("cpu"), model)))
 
 
-def global_batches(architecture: str, steps: int = len(SPLITS)) -> Iterator[TensorGlobalBatch]:
-    """Ragged global batches: rows of unequal length, in micro-batches of unequal size."""
+def global_batches(architecture: str, steps: int = len(SPLITS), alike: bool = False) -> Iterator[TensorGlobalBatch]:
+    """Ragged global batches: rows of unequal length, in micro-batches of unequal size. alike: of one shape instead,
+    which is compiled once."""
     task = TASK_OF[architecture]
     for number in range(steps):
-        left, parts = rows(task, seed=number), []
-        for size in SPLITS[number % len(SPLITS)]:
+        left, parts = rows(task, seed=number, longest=SHORTEST if alike else LONGEST), []
+        for size in SPLITS[0 if alike else number % len(SPLITS)]:
             parts.append(collate(left[:size], task))
             left = left[size:]
         yield tensor_global_batch(global_batch_of(tuple(parts)))
 
 
 def run(
-    architecture: str, steps: int = len(SPLITS), before: Callable[[Step, int], None] | None = None, **fields: Any
-) -> Run:
+    architecture: str, steps: int = len(SPLITS), before: Callable[[Step, int], None] | None = None, *,
+    alike: bool = False, **fields: Any,
+) -> Run:  # fmt: skip
     """A run from the first weights, with a learning rate that changes from step to step. before: what is done before
-    each step."""
+    each step. alike: as of `global_batches`."""
     step, results = step_of(architecture, **fields), []
     with step.build.session():
-        for number, batch in enumerate(global_batches(architecture, steps)):
+        for number, batch in enumerate(global_batches(architecture, steps, alike)):
             if before is not None:
                 before(step, number)
             results.append(step(batch, 3e-3 / (number + 1)).read())

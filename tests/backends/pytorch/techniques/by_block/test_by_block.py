@@ -82,12 +82,11 @@ def test_recomputed_blocks_stream_in_every_kind_of_stack(architecture):
 
 @pytest.mark.parametrize("fields", TECHNIQUES.values(), ids=TECHNIQUES)
 def test_every_technique_streams(fields):
-    plain = run("llama", **fields)
+    alike = "compile" in fields
+    plain = run("llama", alike=alike, **fields)
 
-    assert same(plain, run("llama", **fields, **HOST))
-    assert same(plain, run("llama", **fields, **HALF))
-    assert same(plain, run("llama", **fields, **ALL))
-    assert same(plain, run("llama", **fields, **EVERYTHING))
+    for kind in (HOST, HALF, ALL, EVERYTHING):
+        assert same(plain, run("llama", alike=alike, **fields, **kind))
 
 
 def test_skipped_steps_leave_weights_and_states_alone():

@@ -31,7 +31,8 @@ BLOCKS = 3
 SLACK = 48 << 20
 """What the process takes beside tensors, and small tensors' freed memory that it has not given back."""
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+              pytest.mark.usefixtures("few_objects")]
 
 
 @pytest.fixture(scope="module")

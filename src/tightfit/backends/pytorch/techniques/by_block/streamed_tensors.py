@@ -24,23 +24,25 @@ class Packing:
     """The layout of several tensors in one piece of memory, so that one copy moves them all."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.layouts: list[tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]] = []
+        self.layouts: list[tuple[int, torch.Size, tuple[int, ...], torch.dtype]] = []
         self.bytes = 0
         for tensor in tensors:
             size = prod(tensor.shape) * tensor.element_size()
             dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)  # else as contiguous, in as many bytes
             strides = tensor.stride() if dense else torch.empty(tensor.shape, device="meta").stride()
-            self.layouts.append((self.bytes, size, tensor.shape, strides, tensor.dtype))
+            self.layouts.append((self.bytes, tensor.shape, strides, tensor.dtype))
             self.bytes += -(-size // ALIGNMENT) * ALIGNMENT
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether it is the layout of such tensors."""
-        return [(t.shape, t.dtype) for t in tensors] == [(shape, dtype) for _, _, shape, _, dtype in self.layouts]
+        return [(t.shape, t.dtype) for t in tensors] == [(shape, dtype) for _, shape, _, dtype in self.layouts]
 
     def views(self, memory: Tensor) -> list[Tensor]:
         """The tensors in `memory`, uint8 of at least `bytes`."""
-        return [memory[start : start + size].view(dtype).as_strided(shape, strides)
-                for start, size, shape, strides, dtype in self.layouts]
+        all_as = {dtype: memory[: self.bytes].view(dtype) for dtype in {layout[-1] for layout in self.layouts}}
+        first = memory.storage_offset()
+        return [all_as[dtype].as_strided(shape, strides, (first + start) // dtype.itemsize)
+                for start, shape, strides, dtype in self.layouts]
 
 
 @dataclass(eq=False)
