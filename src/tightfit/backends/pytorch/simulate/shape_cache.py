@@ -2,7 +2,7 @@
 
 Fake tensors remember too, but what they look an op up by takes most of its time. An op is known here by its
 overload, the shapes, strides and formats of its tensors, and its other arguments. What is known holds for every later
-trace for a device of the same kind, as the next of a search.
+trace for a device of the same kind and compute capability, as the next of a search.
 """
 
 from __future__ import annotations

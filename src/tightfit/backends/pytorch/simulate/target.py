@@ -47,7 +47,7 @@ class PlanningMode(FakeTensorMode):
     def __init__(self, target: Device, **options: Any) -> None:
         super().__init__(**options)
         self.target = target
-        self._shapes = ShapeCache(self, _known_ops(target.kind))
+        self._shapes = ShapeCache(self, _known_ops(target.kind, target.capability))
         self._rules = kernels.CUDA_SHAPES if target.kind == "cuda" else kernels.CPU_SHAPES
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,7 +80,7 @@ class PlanningMode(FakeTensorMode):
 
 
 @cache
-def _known_ops(kind: str) -> Known:
+def _known_ops(kind: str, capability: tuple[int, int] | None) -> Known:
     """Ops met so far on devices of that kind, which is all that shape rules ask of a device."""
     return {}
 
