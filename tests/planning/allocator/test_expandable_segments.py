@@ -122,3 +122,9 @@ def test_the_limit_counts_segment_sizes_and_not_pages():
     simulated = CachingAllocator(limit=24 * MIB, settings=EXPANDABLE)
     simulated.malloc(22 * MIB)
     assert simulated.reserved == 40 * MIB
+
+
+def test_more_than_a_device_has_is_reserved_where_nothing_limits_it():
+    allocator = CachingAllocator(None, EXPANDABLE, device_memory=40 * MIB)
+    allocator.malloc(100 * MIB)
+    assert allocator.peak_reserved == 100 * MIB

@@ -196,7 +196,8 @@ class CachingAllocator:
             if first.free_run(size) >= size:
                 return first
         page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
-        span = -(-(self._device_memory + self._device_memory // 8) // page) * page
+        most = max(self._device_memory + self._device_memory // 8, size)  # more than there is, where nothing limits it
+        span = -(-most // page) * page
         start = self._address(span)
         block = Block(start, span, pool, Space(start, page), mapped=False)
         pool.add(block)
