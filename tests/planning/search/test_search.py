@@ -104,7 +104,7 @@ def test_of_what_none_can_tell_apart_the_one_with_less_memory_is_taken(shared, c
     recipe = Recipe.from_dict({"batch_size": 64, "vocab_size": 50_304, **pins})
     exploration = Exploration(Space(recipe, gpu(1 << 34)), InProcess(replace(toy.tools(), step_time=seconds), MARGIN),
                               TraceBudget(limit=99))
-    choice = exploration.space.plain
+    choice = exploration.space.defaults
     exploration.evaluate([(choice, 2), (choice, 4)])
     assert exploration.best() == (choice, chosen)
 

@@ -67,7 +67,7 @@ def test_the_usual_combination_comes_first():
     for device, precision in ((AMPERE, "bf16"), (VOLTA, "fp16"), (CPU, "fp32")):
         space = Space(Recipe(), device)
         first = space.recipe_for(space.choices[0], 1)
-        assert space.choices[0] == space.plain
+        assert space.choices[0] == space.defaults
         assert (first.precision.name, first.attention.name, first.compile.name) == (precision, "sdpa", "off")
         non_defaults = [space.non_defaults(choice) for choice in space.choices]
         assert non_defaults == sorted(non_defaults)
@@ -88,22 +88,21 @@ def test_generating_weighs_formats_and_kernels_alone():
     space = Space(Recipe(mode="inference"), AMPERE)
     assert set(space.fields) == {"precision", "attention"}
     assert len(space.choices) == 6
-    assert space.recipe_for(space.plain, 1).precision.full_eval
+    assert space.recipe_for(space.defaults, 1).precision.full_eval
 
 
-def test_the_allocators_way_is_weighed_on_gpus_where_it_is_left_open():
-    assert "expandable_segments" in Space(Recipe(), AMPERE).fields
-    others = ((Recipe(), CPU), (Recipe(expandable_segments=True), AMPERE), (Recipe(backend="jax"), AMPERE))
-    for recipe, device in others:
-        assert "expandable_segments" not in Space(recipe, device).fields
-    pinned = Space(Recipe(expandable_segments=True), AMPERE)
-    assert pinned.recipe_for(pinned.plain, 1).expandable_segments is True
+def test_the_allocators_setting_stays_open_on_gpus_where_it_is_not_pinned():
+    cases = ((Recipe(), AMPERE, "auto"), (Recipe(), CPU, False), (Recipe(expandable_segments=True), AMPERE, True),
+             (Recipe(backend="jax"), AMPERE, False))
+    for recipe, device, setting in cases:
+        space = Space(recipe, device)
+        assert space.recipe_for(space.defaults, 1).expandable_segments == setting
 
 
 def test_fields_are_written_as_a_person_writes_them():
     assert field_text("checkpointing", EveryNth(n=3)) == "checkpointing=every-nth checkpointing.n=3"
     assert field_text("expandable_segments", True) == "expandable_segments=true"
-    one = Space(Recipe(), AMPERE).recipe_for(Space(Recipe(), AMPERE).plain, 4)
+    one = Space(Recipe(), AMPERE).recipe_for(Space(Recipe(), AMPERE).defaults, 4)
     assert choices_text(one.model_copy(update={"micro_batch_size": 8}), one) == "micro_batch_size=8"
     assert choices_text(one, one) == "the same"
     assert choices_text(one, None, ("micro_batch_size", "compile")) == "micro_batch_size=4 compile=off"

@@ -7,8 +7,8 @@ from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.wording import choices_text
 from tightfit.text import size
 
-WAYS = ({"trainable": "lora", "base": "bf16"}, {"trainable": "lora", "base": "nf4"})
-"""LoRA and QLoRA, as a person writes them."""
+ADAPTERS = {"LoRA": {"trainable": "lora", "base": "bf16"}, "QLoRA": {"trainable": "lora", "base": "nf4"}}
+"""Ways to train adapters alone, as a person writes them."""
 
 
 def adapters(exploration: Exploration) -> str:
@@ -20,7 +20,7 @@ def adapters(exploration: Exploration) -> str:
     least = space.thriftiest.model_copy(update={"precision": space.values["precision"][0]})  # fp32 keeps no copies
     found: list[str] = []
     parameters = max(evaluated.parameters for evaluated in exploration.found.values())
-    for way in WAYS:
+    for way in ADAPTERS.values():
         changed = least.override(**way, offload="none")
         written = " ".join(f"{field}={value}" for field, value in way.items())
         if changed.refusals(exploration.device):
@@ -30,7 +30,7 @@ def adapters(exploration: Exploration) -> str:
             found.append(f"{written} would take more than {size(round(weights))}, which does not fit")
             continue
         try:
-            cost = exploration.cost(changed, f"whether {written} would do")
+            cost = exploration.evaluate_one(changed, f"whether {written} would do")
         except TraceBudgetExceeded:
             break
         if cost is not None:

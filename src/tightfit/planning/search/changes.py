@@ -39,8 +39,8 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     """
     recipe, none = exploration.space.recipe, "No single change would make it fit"
     least = min(exploration.found.values(), key=lambda found: found.estimate.memory.demand)
-    tightest = exploration.space.values[ALLOCATOR][-1]
-    least = replace(least, recipe=least.recipe.model_copy(update={ALLOCATOR: tightest}))
+    allocator = exploration.space.base.expandable_segments
+    least = replace(least, recipe=least.recipe.model_copy(update={ALLOCATOR: allocator}))
     usable = exploration.usable_bytes(with_margin=True)
     if recipe.mode == "inference":
         return _smaller_batch(exploration, least)
@@ -94,7 +94,7 @@ def _with(exploration: Exploration, least: Evaluated, saving: Saving) -> Change 
                 changed = opened.recipe_for(opened.least_memory(opened.choices), micro)
             except Refused:
                 return None
-        found = exploration.cost(changed, f"whether {text} would do")
+        found = exploration.evaluate_one(changed, f"whether {text} would do")
     if found is None or not found.estimate.safe:
         return None
     numerics = [change for change in space.numerics(found.recipe) if change.partition("=")[0] != saving.field]
@@ -159,7 +159,7 @@ def _smallest(
 ) -> tuple[Device | None, str]:
     """The smallest GPU for the thriftiest of some combinations, and that as a sentence."""
     space, device = exploration.space, exploration.device
-    cheap = [choice for choice in choices if space.cost(choice) == 1]
+    cheap = [choice for choice in choices if space.trace_cost(choice) == 1]
     if cheap or not any(choice in choices for choice, _ in exploration.found):
         with contextlib.suppress(TraceBudgetExceeded):
             exploration.evaluate([(space.least_memory(cheap or choices), exploration.sizes[0])])
@@ -181,7 +181,7 @@ def _smallest(
             continue
         dear = trace_cost(there) > 1
         try:
-            cost = least if dear else exploration.cost(there, f"whether {gpu.name} would do", gpu)
+            cost = least if dear else exploration.evaluate_one(there, f"whether {gpu.name} would do", gpu)
         except TraceBudgetExceeded:
             tried = f"{too_small} is too small, and l" if too_small else "L"
             return None, f"{tried}arger GPUs of the catalogue were not traced: the limit on traces was reached."
@@ -248,7 +248,7 @@ def gain_without_dropout(exploration: Exploration, found: Evaluated) -> str:
         return ""
     changed = found.recipe.override(model_overrides={**found.recipe.model_overrides, field: 0.0})
     with contextlib.suppress(TraceBudgetExceeded):
-        without = exploration.cost(changed, f"model_overrides.{field}=0")
+        without = exploration.evaluate_one(changed, f"model_overrides.{field}=0")
         if without is not None and without.speed > found.speed:
             time, saved = without.estimate.time, found.estimate.memory.used - without.estimate.memory.used
             return (f"attention: model_overrides.{field}=0 trains without dropout in attention, at "
@@ -262,7 +262,7 @@ def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignme
 
     def gain(padded: Recipe) -> float | None:
         try:
-            cost = exploration.cost(padded, "with padded dimensions")
+            cost = exploration.evaluate_one(padded, "with padded dimensions")
         except TraceBudgetExceeded:
             return None
         return None if cost is None else 1 - cost.seconds / best.seconds

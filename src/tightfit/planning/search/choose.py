@@ -16,8 +16,8 @@ from tightfit.errors import Refused
 from tightfit.planning.costs import FitRank
 from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.budget import TraceBudgetExceeded
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
-from tightfit.planning.search.forecast import Unknown
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, worst_rank
+from tightfit.planning.search.forecast import FieldValue
 from tightfit.planning.search.host_memory import evaluate_shares
 from tightfit.planning.search.more_gpus import evaluate_communication
 from tightfit.planning.search.space import LAST_RESORT, Choice, Level
@@ -43,7 +43,7 @@ class Probe(NamedTuple):
     micro: int
     speed: float
     fits: bool
-    unknown: tuple[Unknown, ...]
+    unknown: tuple[FieldValue, ...]
 
 
 def explore(exploration: Exploration) -> None:
@@ -81,12 +81,12 @@ def _start(exploration: Exploration) -> None:
     first = space.first
     starts = [choice for choice in space.choices
               if len(space.differing(choice, first)) <= 1 and space.level(choice) == (0, 0)]
-    starts.sort(key=lambda choice: (choice != first, choice != space.plain,
+    starts.sort(key=lambda choice: (choice != first, choice != space.defaults,
                                     [space.fields.index(field) for field in space.differing(choice, first)]))
     for start in (starts or space.choices)[:FIRST_TRIES]:
         exploration.evaluate([(start, micro) for micro in probes])
         if any(choice == start for choice, _ in exploration.found):
-            exploration.broken |= {(field, first[space.fields.index(field)])
+            exploration.unbuildable |= {(field, first[space.fields.index(field)])
                                    for field in space.differing(start, first) if first in exploration.refused}
             _drop_long_traces(exploration)
             return
@@ -126,7 +126,7 @@ def _evaluate_harsher(exploration: Exploration) -> None:
     """Evaluate, beside a choice whose blocks wait in host memory with results as they are, the mildest change of
     numerics with which they need not and that is faster. Raises TraceBudgetExceeded."""
     best, space = exploration.best(), exploration.space
-    if best is None or exploration.mildest or not exploration.found[best].recipe.offloaded.needs_by_block:
+    if best is None or exploration.keeps_numerics or not exploration.found[best].recipe.offloaded.needs_by_block:
         return
     for level in exploration.levels:
         if space.level(best[0]) < level and level[0] < LAST_RESORT:
@@ -145,7 +145,7 @@ def _search(
 ) -> bool:  # fmt: skip
     """Evaluate what may win of some combinations, as many as go side by side, or, with `first`, until one of them fits;
     of those that go side by side each teaches something of its own. Whether any fits."""
-    space, worst = exploration.space, FitRank.AFTER_RETRIES if with_margin else FitRank.TIGHT
+    space, worst = exploration.space, worst_rank(with_margin)
     exploration.considered = list(dict.fromkeys([*exploration.considered, *choices]))
     own = set(choices)
     while True:
@@ -155,7 +155,7 @@ def _search(
         probes = sorted(_probes(exploration, choices, with_margin),
                         key=lambda p: (p.fits, p.speed, -space.non_defaults(p.choice)), reverse=True)
         wanted: list[Pair] = []
-        taught: set[Unknown] = set()
+        taught: set[FieldValue] = set()
         for probe in probes:
             if taught.isdisjoint(probe.unknown):
                 wanted.append((probe.choice, probe.micro))
@@ -172,9 +172,8 @@ def _probes(exploration: Exploration, choices: Sequence[Choice], with_margin: bo
     milder = harsher = 0.0
     if best is not None:
         milder = exploration.speed(best) / (1 + CLOCK_ERROR)
-        worst = FitRank.AFTER_RETRIES if with_margin else FitRank.TIGHT
         alike = [pair for pair, found in exploration.found.items()
-                 if found.fit_rank <= worst and level(pair[0]) == level(best[0])]
+                 if found.fit_rank <= worst_rank(with_margin) and level(pair[0]) == level(best[0])]
         harsher = (1 + CLOCK_ERROR) * max(map(exploration.speed, alike))
     return [probe for choice in choices if (probe := _probe(exploration, choice, with_margin)) is not None
             and probe.speed > (milder if best is not None and level(choice) < level(best[0]) else harsher)]
@@ -187,19 +186,19 @@ def _probe(exploration: Exploration, choice: Choice, with_margin: bool) -> Probe
     if any(_probe(exploration, other, with_margin) or exploration.fits(other, with_margin)
            for other in exploration.space.preferred(choice)):
         return None
-    worst = FitRank.SAFE if with_margin else FitRank.TIGHT
+    worst = FitRank.SAFE if with_margin else FitRank.TIGHT  # above what fits after retries nothing is faster
     known = {micro: found.fit_rank <= worst for (other, micro), found in exploration.found.items() if other == choice}
     above = max((micro for micro, fits in known.items() if fits), default=0)
     below = min((micro for micro, fits in known.items() if not fits and micro > above), default=1 << 62)
-    forecast, batch = exploration.forecasts.of(choice), exploration.space.share
+    forecast, batch = exploration.forecasts.of(choice), exploration.space.samples_per_device
     open_sizes = [micro for micro in exploration.sizes  # a step's only micro-batch finds no gradients
                   if above < micro and micro not in known and (micro < below or micro == batch)]
-    usable = exploration.usable_bytes(with_margin) / exploration.allocator_overhead(choice)
+    usable = exploration.usable_bytes(with_margin) / exploration.allocator_overhead
     fitting = [micro for micro in open_sizes if forecast.best.peak(micro, batch) <= usable]
     if not fitting:
         return None
     largest = exploration.space.recipe_for(choice, fitting[-1])
-    seconds = exploration.seconds_in_run(forecast.best.step_seconds(fitting[-1], batch), largest)
+    speed = exploration.speed_of(forecast.best.step_seconds(fitting[-1], batch), largest)
     likely = [micro for micro in fitting if forecast.likely.peak(micro, batch) <= usable] or fitting[:1]
     micro = likely[-1]
     together = largest.accumulation != "auto" and largest.accumulation.by_block  # the fewer the better, and as copied
@@ -207,7 +206,7 @@ def _probe(exploration: Exploration, choice: Choice, with_margin: bool) -> Probe
         enough = forecast.likely.step_seconds(micro, batch) * (1 + NO_GAIN)
         micro = next(micro for micro in likely if forecast.likely.step_seconds(micro, batch) <= enough)
     fits = forecast.likely.peak(micro, batch) <= usable
-    return Probe(choice, micro, exploration.space.recipe.batch_size / max(seconds, 1e-12), fits, forecast.unknown)
+    return Probe(choice, micro, speed, fits, forecast.unknown)
 
 
 def _lacks_host_memory(exploration: Exploration, choice: Choice) -> bool:
@@ -224,12 +223,12 @@ def _lacks_host_memory(exploration: Exploration, choice: Choice) -> bool:
 
 def _dominated(exploration: Exploration, choice: Choice) -> bool:
     """Whether it holds a value that cannot be built, or one that another is declared to beat in memory and time."""
-    space, broken = exploration.space, exploration.broken
-    for at, (field, value) in enumerate(zip(space.fields, choice, strict=True)):
+    space, broken = exploration.space, exploration.unbuildable
+    for field, value in zip(space.fields, choice, strict=True):
         if (field, value) in broken:
             return True
         better = space.dominating(field, value)
-        unbuilt = (field, better) in broken or (*choice[:at], better, *choice[at + 1 :]) in exploration.refused
+        unbuilt = (field, better) in broken or space.with_value(choice, field, better) in exploration.refused
         if better is not None and not unbuilt:
             return True
     return False
@@ -241,21 +240,21 @@ def _try_simpler(exploration: Exploration) -> None:
     if best is None:
         return
     space, usable = exploration.space, exploration.usable_bytes(exploration.found[best].fit_rank.is_safe)
-    batch = space.share
+    batch = space.samples_per_device
     for other in space.undone(best[0]):
         known = other in exploration.refused or any(choice == other for choice, _ in exploration.found)
         if known or other not in space.choices:
             continue
         forecast = exploration.forecasts.of(other).best
-        speed = space.recipe.batch_size / forecast.step_seconds(best[1], batch)
+        speed = exploration.speed_of(forecast.step_seconds(best[1], batch), space.recipe_for(other, best[1]))
         as_fast = speed * (1 + CLOCK_ERROR) >= exploration.speed(best)
-        if as_fast and forecast.peak(best[1], batch) * exploration.allocator_overhead(other) <= usable:
+        if as_fast and forecast.peak(best[1], batch) * exploration.allocator_overhead <= usable:
             exploration.evaluate([(other, best[1])])
 
 
 def _smallest_memory_first(exploration: Exploration) -> None:
     """Evaluate what is likeliest to need least, where nothing is known to fit, until it is known."""
-    batch = exploration.space.share
+    batch = exploration.space.samples_per_device
     ends = dict.fromkeys([exploration.sizes[0], *[size for size in exploration.sizes if size == batch]])
     exploration.considered = exploration.space.choices
     for _ in range(3):
@@ -264,12 +263,13 @@ def _smallest_memory_first(exploration: Exploration) -> None:
         if not pairs:
             return
         forecasts = {pair: exploration.forecasts.of(pair[0]) for pair in pairs}
-        hopeless = min(forecasts[c, m].best.peak(m, batch) for c, m in pairs) > FAR * exploration.usable_bytes(False)
-        if hopeless:  # one tells that as well as any
-            pairs = [pair for pair in pairs if exploration.space.cost(pair[0]) == 1] or pairs
+        least_bytes = min(forecasts[c, m].best.peak(m, batch) for c, m in pairs)
+        out_of_reach = least_bytes > FAR * exploration.usable_bytes(False)
+        if out_of_reach:  # one tells that as well as any
+            pairs = [pair for pair in pairs if exploration.space.trace_cost(pair[0]) == 1] or pairs
         least = min(pairs, key=lambda pair: forecasts[pair].likely.peak(pair[1], batch))
         if least in exploration.found:
             return
         exploration.evaluate([least])
-        if hopeless:
+        if out_of_reach:
             return

@@ -17,7 +17,7 @@ def evaluate_comparisons(exploration: Exploration) -> None:
         return
     choice, micro = best
     larger = [(choice, other) for other in exploration.sizes if other > micro][:1]
-    plainer = [other for other in space.undone(choice) if other in space.choices and space.cost(other) == 1]
+    plainer = [other for other in space.undone(choice) if other in space.choices and space.trace_cost(other) == 1]
     exploration.compared = larger + [(other, micro) for other in plainer[:2]]
     usual = usual_precision(exploration, best)
     with suppress(TraceBudgetExceeded):
@@ -31,6 +31,6 @@ def usual_precision(exploration: Exploration, best: Pair) -> list[Choice]:
     if "precision" not in space.fields or exploration.device.kind == "cpu" or space.level(best[0]) != (0, 0):
         return []
     at = space.fields.index("precision")
-    usual = space.plain[at]
+    usual = space.defaults[at]
     alike = [choice for choice in space.choices if choice[at] == usual and space.level(choice) == (0, 0)]
     return [] if best[0][at] == usual else alike

@@ -77,7 +77,7 @@ Outcome = Evaluated | TightfitError
 
 
 class Evaluator(Protocol):
-    """Evaluates resolved recipes on devices, several side by side where it can."""
+    """Evaluates recipes, resolved but for the allocator's setting, on devices; several side by side where it can."""
 
     side_by_side: int
     """Jobs that are best given at once."""
@@ -104,12 +104,21 @@ class InProcess:
         return [self.one(recipe, device) for recipe, device in jobs]
 
     def one(self, recipe: Recipe, device: Device) -> Outcome:
-        """Cost of one recipe, or the error that says why there is none."""
+        """Cost of one recipe, or the error that says why there is none. Of the allocator's settings, where they are
+        open, the usual one, unless the other fits better."""
+        best: Evaluated | None = None
         try:
             trace = self.trace(recipe, device)
-            return evaluated(trace, recipe, estimate(trace, recipe, device, self.tools, self.margin))
+            for setting in (False, True) if recipe.expandable_segments == "auto" else (recipe.expandable_segments,):
+                resolved = recipe.model_copy(update={ALLOCATOR: setting})
+                found = evaluated(trace, resolved, estimate(trace, resolved, device, self.tools, self.margin))
+                best = found if best is None or found.fit_rank < best.fit_rank else best
+                if best.fit_rank is FitRank.SAFE:
+                    break
         except TightfitError as error:
             return error
+        assert best is not None
+        return best
 
     def trace(self, recipe: Recipe, device: Device) -> Trace:
         """The trace of a resolved recipe on a device. Raises Refused and ModelError as predicting does."""

@@ -9,8 +9,8 @@ from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Tools
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, startup
-from tightfit.planning.search.space import ALLOCATOR, Choice
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, startup, worst_rank
+from tightfit.planning.search.space import Choice
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -31,8 +31,7 @@ def ranked(exploration: Exploration) -> list[Evaluated]:
     fitting = [pair for pair, found in exploration.found.items() if found.fit_rank.fits and pair != best]
     rest: list[Pair] = []
     for pair in sorted(fitting, key=lambda pair: _order(exploration, pair)):
-        differing = [exploration.space.differing(pair[0], other[0]) for other in (best, *rest)]
-        if [ALLOCATOR] not in differing and [] not in differing[1:]:
+        if all(pair[0] != other for other, _ in rest):
             rest.append(pair)
     milder = mildest(exploration, best)
     if milder in rest[SHOWN - 1 :]:
@@ -49,7 +48,7 @@ def _order(exploration: Exploration, pair: Pair) -> tuple[int, float]:
 def mildest(exploration: Exploration, best: Pair) -> Pair | None:
     """The best of the mildest level of numerics that fits as well as a choice of a harsher one; None where the choice
     is of the mildest."""
-    worst = FitRank.AFTER_RETRIES if exploration.found[best].fit_rank.is_safe else FitRank.TIGHT
+    worst = worst_rank(exploration.found[best].fit_rank.is_safe)
     fitting = [pair for pair, found in exploration.found.items() if found.fit_rank <= worst]
     level = min(exploration.space.level(choice) for choice, _ in fitting)
     alike = [pair for pair in fitting if exploration.space.level(pair[0]) == level]
@@ -132,8 +131,7 @@ def figures(exploration: Exploration, best: Pair) -> str:
 def _fastest(exploration: Exploration, best: Pair) -> str:
     """The set that the choice is the best of, as the beginning of a sentence."""
     found = exploration.found[best]
-    open_fields = [field for field in exploration.space.fields if field != ALLOCATOR]
-    if not open_fields and len(exploration.sizes) == 1:
+    if not exploration.space.fields and len(exploration.sizes) == 1:
         return "Every choice is pinned, and they fit"
     faster = [pair for pair, other in exploration.found.items()
               if other.fit_rank.fits and faster_by(other.speed, found.speed) > 0]

@@ -11,8 +11,8 @@ from tightfit.planning.costs import FitRank
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, without_allocator_setting
-from tightfit.planning.search.forecast import Forecasts, Unknown
-from tightfit.planning.search.space import ALLOCATOR, LAST_RESORT, Choice, Level, Space
+from tightfit.planning.search.forecast import FieldValue, Forecasts
+from tightfit.planning.search.space import LAST_RESORT, Choice, Level, Space
 from tightfit.planning.search.wording import choices_text
 from tightfit.planning.timing.uncertainty import seconds_error
 from tightfit.recipe import Recipe
@@ -32,28 +32,28 @@ Pair = tuple[Choice, int]
 class Exploration:
     """The evaluations of a search under way.
 
-    found: what was evaluated, by combination and micro-batch. refused: what could not be built, and why. broken: values
-    that cannot be built in any combination. for_run: whether the choice is for a run of `max_steps`, which pays for
-    what comes before its first step. mildest: never take harsher numerics for speed.
+    found: what was evaluated, by combination and micro-batch. refused: what could not be built, and why. unbuildable:
+    values that cannot be built in any combination. for_run: whether the choice is for a run of `max_steps`, which pays
+    for what comes before its first step. keeps_numerics: never change them for speed.
     """
 
     def __init__(
         self, space: Space, evaluator: Evaluator, budget: TraceBudget, *, progress: Progress | None = None,
-        for_run: bool = False, mildest: bool = False,
+        for_run: bool = False, keeps_numerics: bool = False,
     ) -> None:  # fmt: skip
         self.space, self.evaluator, self.budget, self.progress = space, evaluator, budget, progress
-        self.device, self.for_run, self.mildest = space.device, for_run, mildest
+        self.device, self.for_run, self.keeps_numerics = space.device, for_run, keeps_numerics
         self.found: dict[Pair, Evaluated] = {}
         self.refused: dict[Choice, str] = {}
-        self.broken: set[Unknown] = set()
+        self.unbuildable: set[FieldValue] = set()
         self.failure: ModelError | None = None
         self.sizes = list(space.sizes)
         self.considered: list[Choice] = []
         self.notes: list[str] = []
         self.compared: list[Pair] = []
         """Pairs to be shown beside the choice."""
-        self.beside: list[tuple[Device, Evaluated]] = []
-        """What `cost` evaluated, with the device that each is for."""
+        self.follow_ups: list[tuple[Device, Evaluated]] = []
+        """Evaluations for answers beside the choice, with the device that each is for."""
         self._forecasts: Forecasts | None = None
 
     @property
@@ -67,9 +67,9 @@ class Exploration:
         return self._forecasts
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def decided_fields(self) -> tuple[str, ...]:
         """The fields that the search decides, for reading."""
-        return (MICRO, *(field for field in self.space.fields if field != ALLOCATOR))
+        return (MICRO, *self.space.fields)
 
     @property
     def levels(self) -> list[Level]:
@@ -81,22 +81,21 @@ class Exploration:
         memory = next(iter(self.found.values())).estimate.memory
         return memory.capacity - (memory.margin if with_margin else 0)
 
-    def allocator_overhead(self, choice: Choice) -> float:
+    @property
+    def allocator_overhead(self) -> float:
         """The least that the allocator was seen to reserve at a peak, over what was asked of it there."""
-        asked = self.space.recipe_for(choice, 1).expandable_segments
-        alike = [found for found in self.found.values() if found.recipe.expandable_segments == asked]
-        return max(min((f.estimate.memory.peak_reserved / max(f.passes, f.elsewhere, 1) for f in alike), default=1.0),
+        return max(min(f.estimate.memory.peak_reserved / max(f.passes, f.elsewhere, 1) for f in self.found.values()),
                    1.0)
 
     def speed(self, pair: Pair) -> float:
-        """Samples a second; of a run, with what comes before its first step spread over its steps."""
-        found = self.found[pair]
-        return self.space.recipe.batch_size / max(self.seconds_in_run(found.seconds, found.recipe), 1e-12)
+        """Samples a second of what was evaluated."""
+        return self.speed_of(self.found[pair].seconds, self.found[pair].recipe)
 
-    def seconds_in_run(self, seconds: float, recipe: Recipe) -> float:
-        """Seconds of a step, with its share of what comes before the run's first one."""
-        counted = self.for_run and recipe.num_train_epochs is None  # of epochs nobody knows yet how many steps they are
-        return seconds + (startup(recipe) / recipe.max_steps if counted else 0.0)
+    def speed_of(self, seconds: float, recipe: Recipe) -> float:
+        """Samples a second of a step; of a run, with what comes before its first step spread over its steps."""
+        if self.for_run and recipe.num_train_epochs is None:  # of epochs nobody knows yet how many steps they are
+            seconds += startup(recipe) / recipe.max_steps
+        return self.space.recipe.batch_size / max(seconds, 1e-12)
 
     def best(self, with_margin: bool = False) -> Pair | None:
         """The choice among what was evaluated: of what leaves the margin free, else, unless `with_margin`, of what
@@ -117,7 +116,7 @@ class Exploration:
     def admits_harsher(self, level: Level) -> bool:
         """Whether harsher numerics than the mildest that fit may be chosen for their speed: where the recipe allows it,
         or has to change them all the same."""
-        return not self.mildest and (level > (0, 0) or self.space.recipe.allow_numerics)
+        return not self.keeps_numerics and (level > (0, 0) or self.space.recipe.allow_numerics)
 
     def _plainest(self, pairs: Sequence[Pair]) -> Pair:
         """The plainest of one level of what is as fast as the fastest, and of those that none can tell apart the one
@@ -141,20 +140,18 @@ class Exploration:
 
     def fits(self, choice: Choice, with_margin: bool) -> bool:
         """Whether a combination was found to fit at any micro-batch."""
-        worst = FitRank.AFTER_RETRIES if with_margin else FitRank.TIGHT
-        return any(found.fit_rank <= worst for (other, _), found in self.found.items() if other == choice)
+        return any(found.fit_rank <= worst_rank(with_margin)
+                   for (other, _), found in self.found.items() if other == choice)
 
     def evaluate(self, pairs: Iterable[Pair]) -> None:
         """Evaluate what was not, as much of it as may be traced. Raises TraceBudgetExceeded where that is nothing."""
-        traced = [without_allocator_setting(found.recipe) for found in self.found.values()]
         wanted: dict[Pair, Recipe] = {}
         for choice, micro in pairs:
             if (choice, micro) in self.found or choice in self.refused:
                 continue
             recipe = self.space.recipe_for(choice, micro)
             try:
-                if without_allocator_setting(recipe) not in traced:
-                    self.count(recipe, choices_text(recipe, None, self.shown))
+                self.count(recipe, choices_text(recipe, None, self.decided_fields))
             except TraceBudgetExceeded:
                 if not wanted:
                     raise
@@ -182,18 +179,19 @@ class Exploration:
             self.progress(self.budget.made, None, text)
         self.budget.take(recipe)
 
-    def cost(self, recipe: Recipe, text: str, device: Device | None = None) -> Evaluated | None:
+    def evaluate_one(self, recipe: Recipe, text: str, device: Device | None = None) -> Evaluated | None:
         """Cost of a resolved recipe, of the space or not, for an answer beside the choice; None where it cannot be
         built. Raises TraceBudgetExceeded."""
         there = device or self.device
-        for where, found in [*((self.device, found) for found in self.found.values()), *self.beside]:
-            if where == there and found.recipe == recipe:
+        asked = without_allocator_setting(recipe)
+        for where, found in [*((self.device, found) for found in self.found.values()), *self.follow_ups]:
+            if where == there and without_allocator_setting(found.recipe) == asked:
                 return found
         self.count(recipe, text)
         outcome = self.evaluator([(recipe, there)])[0]
         if not isinstance(outcome, Evaluated):
             return None
-        self.beside.append((there, outcome))
+        self.follow_ups.append((there, outcome))
         return outcome
 
     def largest(self, recipe: Recipe, sizes: Sequence[int], fields: Sequence[str] = (MICRO,)) -> Evaluated | None:
@@ -201,7 +199,7 @@ class Exploration:
         found: dict[int, Evaluated] = {}
 
         def needs(size: int) -> float:
-            cost = self.cost(recipe.model_copy(update=dict.fromkeys(fields, size)), f"{fields[0]}={size}")
+            cost = self.evaluate_one(recipe.model_copy(update=dict.fromkeys(fields, size)), f"{fields[0]}={size}")
             if cost is None:
                 return float("inf")
             found[size] = cost
@@ -219,7 +217,12 @@ class Exploration:
             if len(fields) == 1:
                 at = self.space.fields.index(fields[0])
                 if all(c[at] != choice[at] for c in working):
-                    self.broken.add((fields[0], choice[at]))
+                    self.unbuildable.add((fields[0], choice[at]))
+
+
+def worst_rank(with_margin: bool) -> FitRank:
+    """The worst rank that counts as fitting."""
+    return FitRank.AFTER_RETRIES if with_margin else FitRank.TIGHT
 
 
 def startup(recipe: Recipe) -> float:

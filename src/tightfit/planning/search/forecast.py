@@ -21,8 +21,8 @@ HEURISTIC_SLACK = 0.3
 NEAREST = 4
 """Evaluated combinations that are asked for one that was not."""
 
-Unknown = tuple[str, Any]
-"""A field, and a value of which only rules of thumb are known."""
+FieldValue = tuple[str, Any]
+"""A field, and a value of it."""
 
 
 class Affine(NamedTuple):
@@ -120,21 +120,21 @@ class Forecast(NamedTuple):
 
     likely: CostModel
     best: CostModel
-    unknown: tuple[Unknown, ...] = ()
+    unknown: tuple[FieldValue, ...] = ()
 
 
 class Forecasts:
     """Forecasts of every combination of a space, from `points`: what was evaluated, by combination and micro-batch."""
 
     def __init__(self, space: Space, points: Mapping[Choice, Mapping[int, Evaluated]]) -> None:
-        self.space, self.batch = space, space.share
+        self.space, self.batch = space, space.samples_per_device
         self.parameters = next((found.parameters for known in points.values() for found in known.values()), 0)
         self.cost_models: dict[Choice, CostModel] = {}
         for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.non_defaults(c))):
             self.cost_models[choice] = CostModel.of(points[choice], self.batch, self._like(choice, points))
         self._pairs: dict[tuple[str, Any, Any], list[tuple[Choice, Effect]]] = {}
         self._forecasts: dict[Choice, Forecast] = {}
-        self._effects: dict[Choice, dict[Unknown, Effect | None]] = {}
+        self._effects: dict[Choice, dict[FieldValue, Effect | None]] = {}
         for one, mine in self.cost_models.items():
             for other, its in self.cost_models.items():
                 fields = space.differing(one, other)
@@ -158,7 +158,7 @@ class Forecasts:
         space, device = self.space, self.space.device
         held = self.parameters * (space.bytes_per_parameter(choice) - space.bytes_per_parameter(relative))
         likely = best = Effect()
-        unknown: list[Unknown] = []
+        unknown: list[FieldValue] = []
         effects = self._effects.setdefault(relative, {})
         for field, old, new in zip(space.fields, relative, choice, strict=True):
             if old == new:

@@ -23,16 +23,15 @@ KINDS = ("weights", "gradients", "optimizer", "activations")
 def evaluate_shares(exploration: Exploration) -> None:
     """Evaluate the choice with so much of its blocks on the device as that has room for, where its copies are waited
     for; where nothing fits, so what lacks host memory alone. Raises TraceBudgetExceeded."""
-    best, fields = exploration.best(), exploration.space.fields
-    if OFFLOAD not in fields:
+    best, space = exploration.best(), exploration.space
+    if OFFLOAD not in space.fields:
         return
-    at, asked = fields.index(OFFLOAD), exploration.space.recipe.offload
+    asked = space.recipe.offload
     kinds = KINDS if asked == "auto" else asked.open_shares
     for choice, micro in [best] if best is not None else list(exploration.found):
         offload = with_shares(exploration.found[choice, micro], kinds)
         if offload is not None:
-            changed = (*choice[:at], offload, *choice[at + 1 :])
-            exploration.evaluate([(each, micro) for each in exploration.space.by_allocator(changed)])
+            exploration.evaluate([(space.with_value(choice, OFFLOAD, offload), micro)])
 
 
 def with_shares(found: Evaluated, kinds: Collection[str]) -> Offload | None:

@@ -34,16 +34,15 @@ LARGEST_REST = 20 << 30
 def evaluate_communication(exploration: Exploration) -> None:
     """Evaluate the choice with what communicates less and takes more memory, where it waits for that. Raises
     TraceBudgetExceeded."""
-    best, fields = exploration.best(), exploration.space.fields
-    if best is None or PARALLEL not in fields:
+    best, space = exploration.best(), exploration.space
+    if best is None or PARALLEL not in space.fields:
         return
-    (choice, micro), at = best, fields.index(PARALLEL)
-    moved, parallel = exploration.found[best].estimate.time.communication, choice[at]
+    (choice, micro), found = best, exploration.found[best]
+    moved = found.estimate.time.communication
     if moved is None or moved.speed >= 1 - CLOCK_ERROR:
         return
-    several = micro < exploration.space.share
-    others = [(*choice[:at], other, *choice[at + 1 :]) for other in parallel.communicating_less(several)]
-    exploration.evaluate([(other, micro) for other in others])
+    others = found.recipe.parallel.communicating_less(micro < space.samples_per_device)
+    exploration.evaluate([(space.with_value(choice, PARALLEL, other), micro) for other in others])
 
 
 def scaling(exploration: Exploration, found: Evaluated) -> Scaling | None:
@@ -77,7 +76,7 @@ def _alone(exploration: Exploration, recipe: Recipe) -> Evaluated | None:
     one = replace(exploration.device, cards=1, machines=1, network_bandwidth=0.0)
     asked = recipe.parallel.of_one_process(recipe).override(parallel="none")
     with suppress(TraceBudgetExceeded):
-        return exploration.cost(asked, "what one GPU does alone", one)
+        return exploration.evaluate_one(asked, "what one GPU does alone", one)
     return None
 
 

@@ -18,6 +18,7 @@ from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.costs import Memory, Time
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Tools, fit, settings_of, training_time
+from tightfit.planning.search.adapters import ADAPTERS
 from tightfit.planning.search.evaluate import InProcess, Progress
 from tightfit.planning.search.pool import Pool
 from tightfit.recipe import Recipe
@@ -30,8 +31,7 @@ LEAST_MEMORY: Mapping[str, Any] = {"checkpointing": "every-block", "loss": "chun
 WAYS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "all weights": ({"offload": "none"}, {"offload": "none", **SMALLEST}),
     "offload=host": ({"offload": Host(activations=1, embeddings=True)},),  # whose traces take longest
-    "LoRA": tuple({"trainable": "lora", "base": "bf16", "offload": "none", **more} for more in ({}, SMALLEST)),
-    "QLoRA": tuple({"trainable": "lora", "base": "nf4", "offload": "none", **more} for more in ({}, SMALLEST)),
+    **{name: tuple({**way, "offload": "none", **more} for more in ({}, SMALLEST)) for name, way in ADAPTERS.items()},
 }
 """Ways to train a model, each with its recipes in the order in which they are tried."""
 AS_WRITTEN: Mapping[str, tuple[Mapping[str, Any], ...]] = {"as written": ({}, SMALLEST)}

@@ -105,7 +105,7 @@ def search(
     exploration = Exploration(
         Space(asked, device, _parameters(asked, device, tools)), evaluator or InProcess(tools, margin),
         TraceBudget(limit=COMPILATIONS if compiles else traces),
-        progress=progress, for_run=for_run, mildest=choice_alone and not recipe.allow_numerics,
+        progress=progress, for_run=for_run, keeps_numerics=choice_alone and not recipe.allow_numerics,
     )  # fmt: skip
     try:
         explore(exploration)
@@ -143,7 +143,7 @@ def _plan(
     large = [] if choice_alone and best is not None else too_large(exploration)
     shown = ranked(exploration)[:SHOWN]
     head = exploration.found[best] if best is not None else large[0]
-    missed = [misses(choices_text(found.recipe, None, exploration.shown) if found is head else
+    missed = [misses(choices_text(found.recipe, None, exploration.decided_fields) if found is head else
                      choices_text(found.recipe, head.recipe), found.estimate.memory) for found in large]
     answers = brief_answers(exploration, recipe, head) if choice_alone else all_answers(
         exploration, recipe, shown, head, missed, catalogue, margin)

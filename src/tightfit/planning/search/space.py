@@ -45,8 +45,11 @@ class Space:
 
     @cached_property
     def base(self) -> Recipe:
-        """The recipe with what is not searched filled in."""
-        return fill_rest(self.recipe, self.device)
+        """The recipe with what is not searched filled in. The allocator's setting stays open where a device has one:
+        one trace serves both."""
+        filled = fill_rest(self.recipe, self.device)
+        caching = self.device.kind == "cuda" and self.recipe.backend.runs_torch and self.recipe.mode == "train"
+        return filled.model_copy(update={ALLOCATOR: self.recipe.expandable_segments}) if caching else filled
 
     @cached_property
     def values(self) -> Mapping[str, Sequence[Any]]:
@@ -65,9 +68,6 @@ class Space:
             found[slot] = [first, *(setting for setting in offered if setting != first)]
         if len(found["parallel"]) > 1:
             found["parallel"] = self._that_may_hold(found["parallel"])
-        caching = self.device.kind == "cuda" and self.recipe.backend.runs_torch and self.recipe.mode == "train"
-        considered = caching and self.recipe.expandable_segments == "auto"
-        found[ALLOCATOR] = [False, True] if considered else [self.base.expandable_segments]
         return found
 
     @property
@@ -85,7 +85,7 @@ class Space:
         return sorted(ways, key=lambda way: way.shards is not (held > memory))
 
     @cached_property
-    def share(self) -> int:
+    def samples_per_device(self) -> int:
         """Samples of a global batch for each device."""
         return -(-self.recipe.batch_size // self.device.world)
 
@@ -97,7 +97,7 @@ class Space:
         return tuple(field for field, values in self.values.items() if len(values) > 1 or field in refined)
 
     @cached_property
-    def plain(self) -> Choice:
+    def defaults(self) -> Choice:
         """The usual value of every field."""
         return tuple(self.values[field][0] for field in self.fields)
 
@@ -105,7 +105,7 @@ class Space:
     def first(self) -> Choice:
         """The combination that a search begins with: the usual value of every field, or the one that dominates it."""
         return tuple(self.dominating(field, value) or value
-                     for field, value in zip(self.fields, self.plain, strict=True))
+                     for field, value in zip(self.fields, self.defaults, strict=True))
 
     def dominating(self, field: str, value: Any) -> Technique | None:
         """The value of a field that is declared to beat this one in memory and time, if there is one."""
@@ -135,7 +135,7 @@ class Space:
         return sorted(found, key=self.non_defaults)
 
     def recipe_for(self, choice: Choice, micro: int) -> Recipe:
-        """The resolved recipe of a combination at a micro-batch."""
+        """The recipe of a combination at a micro-batch, resolved but for the allocator's setting."""
         fixed = {field: values[0] for field, values in self.values.items()}
         fixed.update(zip(self.fields, choice, strict=True))
         chosen = self.base.model_copy(update={**fixed, "micro_batch_size": micro})
@@ -148,31 +148,28 @@ class Space:
         return [slot for slot, variants in SLOTS.items()
                 if getattr(self.recipe, slot) == "auto" and not any(variant.auto_on for variant in variants)]
 
-    def by_allocator(self, choice: Choice) -> list[Choice]:
-        """The combination with each setting of the allocator, which one trace serves."""
-        if ALLOCATOR not in self.fields:
-            return [choice]
-        at = self.fields.index(ALLOCATOR)
-        return [(*choice[:at], value, *choice[at + 1 :]) for value in self.values[ALLOCATOR]]
-
     def non_defaults(self, choice: Choice) -> int:
         """Number of fields in which a combination differs from the usual one."""
-        return sum(value != first for value, first in zip(choice, self.plain, strict=True))
+        return sum(value != first for value, first in zip(choice, self.defaults, strict=True))
 
     def undone(self, choice: Choice) -> list[Choice]:
         """The combination with each of its non-default values undone."""
-        return [(*choice[:at], first, *choice[at + 1 :])
-                for at, (value, first) in enumerate(zip(choice, self.plain, strict=True)) if value != first]
+        return [self.with_value(choice, field, first)
+                for field, value, first in zip(self.fields, choice, self.defaults, strict=True) if value != first]
 
     def without_offload(self, choice: Choice) -> Choice:
         """The combination with nothing offloaded; itself where offloading is pinned."""
-        return tuple(self.plain[at] if field == "offload" else value
-                     for at, (field, value) in enumerate(zip(self.fields, choice, strict=True)))
+        field = "offload"
+        return self.with_value(choice, field, self.values[field][0]) if field in self.fields else choice
+
+    def with_value(self, choice: Choice, field: str, value: Any) -> Choice:
+        """The combination with another value of one of its fields."""
+        return tuple(value if name == field else own for name, own in zip(self.fields, choice, strict=True))
 
     def preferred(self, choice: Choice) -> list[Choice]:
         """The combination with each of its techniques' knobs as they are never slower; see `Technique.preferred`."""
-        return [(*choice[:at], first, *choice[at + 1 :]) for at, value in enumerate(choice)
-                if isinstance(value, Technique) and (first := value.preferred) in self.values[self.fields[at]]]
+        return [self.with_value(choice, field, first) for field, value in zip(self.fields, choice, strict=True)
+                if isinstance(value, Technique) and (first := value.preferred) in self.values[field]]
 
     def differing(self, one: Choice, other: Choice) -> list[str]:
         """The fields in which two combinations differ."""
@@ -204,7 +201,7 @@ class Space:
         trace where there is one."""
         level = min(map(self.level, self.choices))
         mildest = [choice for choice in self.choices if self.level(choice) == level]
-        quick = [choice for choice in mildest if self.cost(choice) <= QUICK]
+        quick = [choice for choice in mildest if self.trace_cost(choice) <= QUICK]
         return self.recipe_for(self.least_memory(quick or mildest), self.sizes[0])
 
     def activation_share(self, choice: Choice) -> float:
@@ -229,14 +226,14 @@ class Space:
         """The part of a combination that decides what weights, gradients and optimizer states hold."""
         return tuple(technique for technique in self.techniques(choice) if technique.changes_states)
 
-    def cost(self, choice: Choice) -> int:
+    def trace_cost(self, choice: Choice) -> int:
         """See `trace_cost`."""
         return max([trace_cost(self.base), *(int(technique.trace_cost) for technique in self.techniques(choice))])
 
     @cached_property
     def sizes(self) -> list[int]:
         """The micro-batches worth trying, ascending: the pinned one, or one of each octave up to the global batch."""
-        batch = self.share
+        batch = self.samples_per_device
         if self.recipe.mode == "inference":
             return [batch]
         if self.recipe.micro_batch_size != "auto":

@@ -32,11 +32,18 @@ def field_text(field: str, value: Any) -> str:
 def choices_text(recipe: Recipe, other: Recipe | None = None, fields: Sequence[str] = ()) -> str:
     """A resolved recipe's choices as a person writes them, the micro-batch first; with `other`, only those that differ
     from it, else `fields` of them."""
+    recipe = without_open_allocator(recipe)
+    other = None if other is None else without_open_allocator(other)
     searched = (slot for slot, variants in VARIANTS.items() if any(variant.auto_on for variant in variants))
     every = ("micro_batch_size", *(searched if other is not None else VARIANTS), ALLOCATOR)
     shown = [field for field in every if (field in fields if other is None else
                                           getattr(recipe, field) != getattr(other, field))]
     return " ".join(field_text(field, getattr(recipe, field)) for field in shown) or "the same"
+
+
+def without_open_allocator(recipe: Recipe) -> Recipe:
+    """The recipe with the allocator's usual setting where none was decided."""
+    return recipe.model_copy(update={ALLOCATOR: recipe.expandable_segments is True})
 
 
 def changing(changed: Sequence[str]) -> str:
