@@ -96,7 +96,7 @@ def run_case(case: Case, plans: Mapping[str, Row], device: Device, path: Path, o
     build = assemble(recipe, device, torch.device("cpu" if on_cpu else "cuda"))
     step = Step(build, inspect=False)
     made = time.monotonic() - began
-    with build.session():
+    with build.process_settings():
         for run in runs:
             if not on_cpu:
                 limit_memory(run.gib)

@@ -97,7 +97,7 @@ def measured_peaks(
         build = assemble(recipe, device, torch.device("cpu"), None if model is None else model())
         step = Step(build, watch=lambda phase: allocations.begin(phase.value), inspect=False)
         made = global_batches(build)
-        with build.session():
+        with build.process_settings():
             for global_batch in made:
                 step(global_batch, recipe.learning_rate)
                 allocations.begin(None)

@@ -107,7 +107,7 @@ def _run(recipe: Recipe, device: Device, meter: Meter) -> dict[str, Any]:
     step = Step(build, watch=meter.enter, inspect=False)
     meter.of(build, step)
     feed = cycle(global_batches)
-    with build.session():
+    with build.process_settings():
         for number, global_batch in enumerate(islice(feed, WARM_UP + SKIPPED), 2):
             step(global_batch, recipe.learning_rate).read()
             meter.enter(None)

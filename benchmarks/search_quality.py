@@ -168,7 +168,7 @@ def run(entries: Sequence[Entry], device: Device, until: float) -> None:
         for number in range(10_000):
             for entry, (step, global_batch) in zip(entries, steps, strict=True):
                 with ExitStack() as stack:
-                    stack.enter_context(step.build.session())
+                    stack.enter_context(step.build.process_settings())
                     began = time.perf_counter()
                     step(global_batch, entry.recipe.learning_rate).read()
                     seconds = time.perf_counter() - began

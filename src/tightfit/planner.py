@@ -129,7 +129,7 @@ def _drive_notes(found: Plan) -> list[str]:
             f"{drive}, of a step that takes {seconds(found.chosen.estimate.time.step_seconds)} besides"]
 
 
-def compare(
+def compare_gpus(
     recipe_on: RecipeForDevice, prices: Mapping[str, float] | None = None, *, progress: Progress | None = None
 ) -> Comparison:
     """The recipe planned for every GPU of the catalogue. prices: by `Device.name`."""

@@ -78,7 +78,7 @@ def test_a_rung_builds_steps_and_learns(slot, rung, kind, tiny, backend, name):
     build = backend.build(recipe, device)
     data = prepare(recipe, model_facts(recipe))
     step = backend.step(build)
-    with build.session():
+    with build.process_settings():
         (global_batch,) = step.global_batches(GlobalBatchLoader(data.train, recipe), 0, 1)
         losses = [step(global_batch, recipe.learning_rate).read().loss.mean for _ in range(12)]
     assert all(math.isfinite(loss) for loss in losses)

@@ -23,7 +23,7 @@ def measure(
     """
     build, profiler = step.build, backend.step_profiler(step)
     rate = build.recipe.learning_rate
-    with build.session():
+    with build.process_settings():
         for _ in range(WARM_UP):
             step(next(global_batches), rate).read()
         for _ in range(timed_steps):

@@ -19,7 +19,7 @@ from tightfit.display.plan_table import ReadablePlan, show_plan
 from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused, ReportError, writing
 from tightfit.files import write_atomically
-from tightfit.planner import RecipeForDevice, asks_for_overview, compare, overview, plan_on
+from tightfit.planner import RecipeForDevice, asks_for_overview, compare_gpus, overview, plan_on
 from tightfit.planning.cluster import Cluster, read_cluster
 from tightfit.planning.plan_cache import cache_key, cached, is_cached, machine_fingerprint
 from tightfit.planning.search.every_gpu import Comparison, parse_prices
@@ -150,7 +150,8 @@ def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> No
 
 def _compare(recipe_on: RecipeForDevice, options: PlanOptions, key: Callable[..., str | None]) -> None:
     tokens, by_name = options.count_of_tokens, parse_prices(options.prices)
-    found, from_cache = _cached(Comparison, partial(key, prices=by_name), partial(compare, recipe_on, by_name), "GPUs")
+    compared = partial(compare_gpus, recipe_on, by_name)
+    found, from_cache = _cached(Comparison, partial(key, prices=by_name), compared, "GPUs")
     shown = replace(found, rows=found.rows[: options.top], tokens=tokens, cached=from_cache)
     _show_all(shown, show_comparison, options.as_json, any(row.chosen is not None for row in found.rows))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tightfit.devices import Device
+from tightfit.errors import OutOfMemory
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
@@ -57,6 +58,11 @@ def memory_suggestions(recipe: Recipe, device: Device) -> list[str]:
     """Recipe changes that use less memory and can serve on the device, the least costly first."""
     advice = [str(saving) for saving in savings(recipe, device)][:MOST]
     return advice or [f"seq_len={max(recipe.seq_len // 2, 1)}, or a smaller model"]
+
+
+def with_suggestions(error: OutOfMemory, recipe: Recipe, device: Device) -> OutOfMemory:
+    """An error that ends a run, with what may help."""
+    return OutOfMemory(f"{error}. Try: {'; or '.join(memory_suggestions(recipe, device))}")
 
 
 def stability_suggestions(recipe: Recipe) -> list[str]:

@@ -22,7 +22,7 @@ from tightfit.files import replacing
 from tightfit.planning.estimate import capacity, untraced
 from tightfit.planning.plan import Plan
 from tightfit.planning.resolve_auto import resolve_auto
-from tightfit.planning.suggestions import memory_suggestions
+from tightfit.planning.suggestions import with_suggestions
 from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_lanes, step_time
@@ -65,7 +65,7 @@ def profile_recipe(
         with watch(device) as readings:
             measured = measure(backend, step, global_batches, chrome_trace=chrome_trace)
     except OutOfMemory as error:
-        raise OutOfMemory(f"{error}. Try: {'; or '.join(memory_suggestions(recipe, device))}") from None
+        raise with_suggestions(error, recipe, device) from None
     listener.message("predicting the same step")
     predicted = prediction(backend, recipe, device)
     profile = profile_of(recipe, device, measured, predicted, notes=tuple(build.notes), readings=readings)

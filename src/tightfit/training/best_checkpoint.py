@@ -53,7 +53,7 @@ class Best:
 
 
 def load_best(
-    step: Step, state: TrainerState, folder: RunFolder, world: World, say: Callable[[str], None]
+    step: Step, state: TrainerState, folder: RunFolder, world: World, log: Callable[[str], None]
 ) -> None:
     """Put the best checkpoint's weights into the model, and its metrics in the place of the last ones."""
     if state.best_step in (None, state.step):
@@ -63,8 +63,8 @@ def load_best(
     try:
         found = world.broadcast_from_rank0(lambda: checkpoints.read(place))
     except CheckpointError as error:
-        say(f"load_best_model_at_end: the best checkpoint cannot be read ({error}); the model is the last step's")
+        log(f"load_best_model_at_end: the best checkpoint cannot be read ({error}); the model is the last step's")
         return
     step.load(found.folder, found.meta)
     state.evaluation = state.best_metrics
-    say(f"the finished model is that of step {state.best_step}: held-out {metrics_text(state.evaluation)}")
+    log(f"the finished model is that of step {state.best_step}: held-out {metrics_text(state.evaluation)}")

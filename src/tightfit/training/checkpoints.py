@@ -100,7 +100,7 @@ def read(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{folder}: {one_line(error)}") from None
 
 
-def newest(parent: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+def newest(parent: Path, log: Callable[[str], None]) -> Checkpoint | None:
     """The newest whole checkpoint; a broken one is put aside, saying so. None where there is none.
 
     Raises CheckpointError where all are broken: starting anew would hide the loss.
@@ -110,7 +110,7 @@ def newest(parent: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         try:
             found = read(folder)
         except CheckpointError as error:
-            warn(f"checkpoint {folder.name} is broken ({error}); falling back to the one before")
+            log(f"checkpoint {folder.name} is broken ({error}); falling back to the one before")
             broken.append(folder)
             continue
         for other in broken:

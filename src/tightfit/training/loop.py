@@ -82,7 +82,7 @@ class TrainingLoop:
         recipe, state, profile = self.recipe, self.state, self.profile
         self.listener.started(state.step, recipe.max_steps)
         dispatched: DispatchedStep | None = None
-        with StopRequest(self.listener.stopping) as stop, self.kept_when_out_of_memory(lambda: dispatched, stop):
+        with StopRequest(self.listener.stopping) as stop, self.saved_on_out_of_memory(lambda: dispatched, stop):
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
             self._remember(self.world.broadcast_from_rank0(lambda: self.log.evaluations))
             if self._ends_at(state.step, recipe.eval_steps) and self._evaluated_at != state.step:
@@ -114,12 +114,12 @@ class TrainingLoop:
         return state
 
     @contextmanager
-    def kept_when_out_of_memory(
+    def saved_on_out_of_memory(
         self, unread: Callable[[], DispatchedStep | None] = lambda: None, stop: StopRequest | None = None
     ) -> Iterator[None]:
-        """Around the loop, and what follows it: an OutOfMemory says of the steps taken how many they were. They are
-        saved where memory allows it once that of the failed one is given back. unread: the last of them, where it still
-        is. Raises OutOfMemoryInLoop, but not where `stop` was asked for and they are saved."""
+        """Context of the loop, and of what follows it: an OutOfMemory says of the steps taken how many they were. They
+        are saved where memory allows it once that of the failed one is given back. unread: the last of them, where it
+        still is. Raises OutOfMemoryInLoop, but not where `stop` was asked for and they are saved."""
         try:
             yield
         except OutOfMemory as error:

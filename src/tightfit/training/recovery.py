@@ -9,7 +9,7 @@ from dataclasses import replace
 from tightfit.backends.world import OUT_OF_MEMORY, World
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory, Refused
-from tightfit.planning.suggestions import memory_suggestions, savings
+from tightfit.planning.suggestions import savings, with_suggestions
 from tightfit.recipe import Recipe
 from tightfit.recipe.resume import ROUNDING
 from tightfit.techniques.offload import STREAMED
@@ -36,7 +36,7 @@ def train_on(
         found = less_memory(recipe, session.device) if recipe.recover else None
         if (found is None or not isinstance(failed, OutOfMemoryInLoop) or (world.size > 1 and not world.restarts)
                 or (session.module is not None and failed.state is None)):
-            raise OutOfMemory(f"{failed}. Try: {'; or '.join(memory_suggestions(recipe, session.device))}") from None
+            raise with_suggestions(failed, recipe, session.device) from None
         if world.restarts:
             failed.args, failed.status = (f"{failed}{_expected(session)}",), OUT_OF_MEMORY
             raise failed

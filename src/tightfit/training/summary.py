@@ -226,7 +226,7 @@ def record_of(folder: Path) -> Record | None:
         return Record(rows, lines, recipe) if rows else None
 
 
-def sample_text(recipe: Recipe, step: Step, data: Prepared, say: Callable[[str], None]) -> str | None:
+def sample_text(recipe: Recipe, step: Step, data: Prepared, log: Callable[[str], None]) -> str | None:
     """The recipe's prompt, continued by the trained model; None where there is none to continue."""
     if recipe.sample_prompt is None or get_task(recipe.task).predicts != "next" or data.tokenizer is None:
         return None
@@ -235,12 +235,12 @@ def sample_text(recipe: Recipe, step: Step, data: Prepared, say: Callable[[str],
     except (TypeError, UnicodeError):  # such as a lone surrogate
         prompt = []
     if not prompt:
-        say("no sample: sample_prompt holds no token to begin with")
+        log("no sample: sample_prompt holds no token to begin with")
         return None
     try:
         tokens = step.generate(prompt, SAMPLE_TOKENS, temperature=0.7, seed=recipe.seed)
     except OutOfMemory as error:
-        say(f"no sample: {error}")
+        log(f"no sample: {error}")
         return None
     if data.tokenizer.end_id in tokens:
         tokens = tokens[: tokens.index(data.tokenizer.end_id)]

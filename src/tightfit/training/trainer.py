@@ -91,7 +91,7 @@ class Trainer:
             if world.rank:
                 self.listener = Listener()
             with self.listener:
-                session = self._open_together(folder, world)
+                session = self._session_for_all(folder, world)
                 if isinstance(session, Summary):
                     return session
                 try:
@@ -108,27 +108,27 @@ class Trainer:
             failed = error
         from tightfit.training.recovery import train_on
 
-        return train_on(failed, lambda changed, taken: self._train(changed, folder, began, world, taken), session,
+        return train_on(failed, lambda changed, carried: self._train(changed, folder, began, world, carried), session,
                         world, self.listener.message)
 
-    def _open_together(self, folder: RunFolder, world: World) -> Session | Summary:
-        """`_open` by the first process for all of them."""
+    def _session_for_all(self, folder: RunFolder, world: World) -> Session | Summary:
+        """`_session_here` by the first process for all of them."""
         here = list[Session]()
 
-        def opened() -> Recipe | Summary:
-            found = self._open(folder, world)
+        def recipe_or_summary() -> Recipe | Summary:
+            found = self._session_here(folder, world)
             if isinstance(found, Summary):
                 return found
             here.append(found)
             return found.recipe
 
-        found = world.broadcast_from_rank0(opened)
+        found = world.broadcast_from_rank0(recipe_or_summary)
         if isinstance(found, Summary):
             return found
         return here[0] if here else Session(recipe=found, device=self.backend.device(found), backend=self.backend,
                                             module=self.module)
 
-    def _open(self, folder: RunFolder, world: World) -> Session | Summary:
+    def _session_here(self, folder: RunFolder, world: World) -> Session | Summary:
         """The session to train in: `auto` stands for what it means here, or meant when the run in this folder began.
         Where that run is complete, its summary."""
         recipe, saved = self.recipe.with_processes(world.size), folder.saved_recipe()
@@ -163,9 +163,9 @@ class Trainer:
         return session
 
     def _train(
-        self, session: Session, folder: RunFolder, began: float, world: World, taken: TrainerState | None = None
+        self, session: Session, folder: RunFolder, began: float, world: World, carried: TrainerState | None = None
     ) -> Summary:
-        """taken: the state of the loop that goes on here."""
+        """carried: the state of the loop that goes on here."""
         recipe = session.recipe
         data = self._prepare(session, world)
         source, evaluation = GlobalBatchLoader(data.train, recipe), data.evaluation
@@ -195,7 +195,7 @@ class Trainer:
         if profile is not None:
             profile.begin(step, first_step, tuple(build.notes))
         metrics = NullMetricsLog() if world.rank else MetricsLog(recipe, folder.path, first_step)
-        with build.session(), closing(step), metrics as log:
+        with build.process_settings(), closing(step), metrics as log:
             part = (world.rank, world.size)
             loop = TrainingLoop(
                 recipe, step, source,
@@ -203,7 +203,7 @@ class Trainer:
                 folder, log, self.listener, profile, world, session.utilization(),
             )
             if found is not None:
-                self._resume(loop, found, before, taken)
+                self._resume(loop, found, before, carried)
             state = loop.run()
             if state.stopped_by is not None:
                 return summarize(session, step, data, state, folder.path, began, world)
@@ -213,12 +213,12 @@ class Trainer:
         return summary
 
     def _resume(
-        self, loop: TrainingLoop, found: checkpoints.Checkpoint, before: Recipe | None, taken: TrainerState | None
+        self, loop: TrainingLoop, found: checkpoints.Checkpoint, before: Recipe | None, carried: TrainerState | None
     ) -> None:
-        """Let a loop go on from a checkpoint. before: the recipe that the run had. taken: as of `_train`."""
+        """Let a loop go on from a checkpoint. before: the recipe that the run had. carried: as of `_train`."""
         loop.resume(found)
-        if taken is not None:
-            loop.carry(taken)
+        if carried is not None:
+            loop.carry(carried)
         longer = before is not None and before.max_steps != loop.recipe.max_steps
         self.listener.message(f"resuming from step {found.step} of {loop.recipe.max_steps}"
                               + respaced(loop.recipe, found.step) * longer)
@@ -226,7 +226,7 @@ class Trainer:
     def _finish(self, loop: TrainingLoop, session: Session, data: Prepared, began: float) -> Summary:
         """Write the model of a loop that ended, a sample of its text, and the summary."""
         step, folder, world, log = loop.step, loop.folder, loop.world, self.listener.message
-        with loop.kept_when_out_of_memory():
+        with loop.saved_on_out_of_memory():
             if loop.recipe.load_best_model_at_end:
                 from tightfit.training.best_checkpoint import load_best  # for these alone
 

@@ -45,7 +45,7 @@ def test_it_holds_while_steps_run_and_no_longer(tiny):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     for _ in range(2):
         assert not torch.are_deterministic_algorithms_enabled()
-        with build.session():
+        with build.process_settings():
             assert torch.are_deterministic_algorithms_enabled()
             assert not torch.utils.deterministic.fill_uninitialized_memory
     assert torch.utils.deterministic.fill_uninitialized_memory

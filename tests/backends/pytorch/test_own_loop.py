@@ -79,7 +79,7 @@ def built_in(recipe: Recipe) -> tuple[list[float], int]:
     def work() -> None:
         losses.extend(step(global_batch, recipe.learning_rate).read().loss.mean for global_batch in made)
 
-    with build.session():
+    with build.process_settings():
         return losses, peak_bytes(work)
 
 

@@ -79,7 +79,7 @@ class Build:
     compiler_options: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def session(self) -> AbstractContextManager[None]:
+    def process_settings(self) -> AbstractContextManager[None]:
         """The settings of the process while steps run: none are changed."""
         return nullcontext()
 

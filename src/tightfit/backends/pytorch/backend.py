@@ -117,7 +117,7 @@ class PytorchBackend:
 
         build = step.build
         meter = Meter(build.torch_device, warm_up=warm_up, steps=steps, seed=build.recipe.seed)
-        with build.session():
+        with build.process_settings():
             meter.start()
             while not meter.done:
                 meter.end(step(next(global_batches), build.recipe.learning_rate).read().loss.mean)

@@ -132,7 +132,7 @@ class Build:
     own_model: bool = False
     notes: tuple[str, ...] = ()
 
-    def session(self) -> AbstractContextManager[None]:
+    def process_settings(self) -> AbstractContextManager[None]:
         """Hold the process settings that the techniques asked for, and put back what was there."""
         return _held(self.settings)
 

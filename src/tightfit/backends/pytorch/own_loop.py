@@ -51,7 +51,7 @@ class Applied:
 
     def settings(self) -> AbstractContextManager[None]:
         """Hold the process settings that the recipe asks for (tf32, SDPA kernels, a memory budget) around a loop."""
-        return self.build.session()
+        return self.build.process_settings()
 
 
 def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:

@@ -91,7 +91,7 @@ class Step:
 
     @property
     def intact(self) -> bool:
-        begun, ended = self.update.steps()
+        begun, ended = self.update.step_calls()
         return begun == ended and not self._reporting and (self._deferred or ended == self._stepped)
 
     def held_memory(self) -> dict[str, int]:
@@ -100,7 +100,7 @@ class Step:
         return held_memory(self.build.model, self.optimizer)
 
     def __call__(self, global_batch: TensorGlobalBatch, learning_rate: float) -> PendingStep:
-        self._stepped = self.update.steps()[1]
+        self._stepped = self.update.step_calls()[1]
         with self._running("the step"):
             self.update.set_learning_rate(learning_rate)
             try:
@@ -118,7 +118,7 @@ class Step:
             if every and self.steps % every == 0 and self.build.torch_device.type == "cuda":
                 torch.cuda.empty_cache()
             report = self._report(loss, norm, global_batch.count)
-        self._reporting, self._stepped = False, self.update.steps()[1]
+        self._reporting, self._stepped = False, self.update.step_calls()[1]
         return report
 
     def accumulate(self, global_batch: TensorGlobalBatch) -> Tensor:

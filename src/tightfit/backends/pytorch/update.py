@@ -59,7 +59,7 @@ class WeightUpdate(ABC):
         """Use `learning_rate` for the gradients that are summed from now on."""
         set_learning_rate(self.optimizer, learning_rate)
 
-    def steps(self) -> tuple[int, int]:
+    def step_calls(self) -> tuple[int, int]:
         """Calls of the optimizer's step that began, and that ended: an error leaves fewer."""
         return self._step_calls.begun, self._step_calls.ended
 

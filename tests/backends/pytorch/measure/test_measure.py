@@ -57,7 +57,7 @@ def allocators_peak(step, global_batch):
     gc.collect()
     gc.disable()
     try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, step.build.session():
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, step.build.process_settings():
             step(global_batch, 1e-4).read()
     finally:
         gc.enable()
@@ -73,7 +73,7 @@ def test_peak_flops_and_phases_are_those_got_otherwise(name):
     trace = measured.trace
     own = allocators_peak(step, next(global_batches))
     assert measured.peak_bytes == trace.peak()[1] == pytest.approx(own, rel=0.002)
-    with FlopCounterMode(display=False) as counter, step.build.session():
+    with FlopCounterMode(display=False) as counter, step.build.process_settings():
         step(next(global_batches), 1e-4).read()
     assert sum(op.flops for op in trace.ops) == counter.get_total_flops() > 0
     assert sum(measured.phase_seconds.values()) == pytest.approx(measured.step_seconds, rel=0.02, abs=1e-3)

@@ -65,7 +65,7 @@ def real_peaks(asked):
         )
         assert done.shape[1] == asked.inference.new_tokens + (1 if asked.task == "seq2seq" else asked.seq_len)
 
-    with build.session():
+    with build.process_settings():
         return inference_peaks(build.model, run, build.forward_context)
 
 

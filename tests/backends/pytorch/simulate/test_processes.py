@@ -80,7 +80,7 @@ def follow_steps(values: dict[str, Any], said: Path) -> None:
 
         step, begun = Step(build, watch=enter, inspect=False), 0
         tracker.follow(build.model)  # as it is once DeepSpeed has its engine, which puts weights elsewhere
-        with gloo_letting_go(), gc_paused(), tracker, following_parts(tracker), build.session():
+        with gloo_letting_go(), gc_paused(), tracker, following_parts(tracker), build.process_settings():
             for global_batch in step.global_batches(data, 0, 3):
                 begun = tracker.memory.next()
                 step(global_batch, recipe.learning_rate).read()

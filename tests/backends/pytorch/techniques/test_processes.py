@@ -79,7 +79,7 @@ def _steps(values: dict[str, Any]) -> list[float]:
     recipe = Recipe.from_dict(values)
     recipe = resolve(recipe, backend.device(recipe))
     step = backend.step(backend.build(recipe, backend.device(recipe)))
-    with step.build.session():
+    with step.build.process_settings():
         return _figures(step, recipe)
 
 

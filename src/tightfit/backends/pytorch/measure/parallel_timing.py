@@ -64,7 +64,7 @@ def time_distributed(recipe: Recipe, device: Device, source: GlobalBatchSource, 
 def _take_steps(build: Build, source: GlobalBatchSource, meter: Meter) -> None:
     step = Step(build, inspect=False)  # looking into the model would pass by what wraps it
     global_batches = step.global_batches(source, 0, meter.total)
-    with build.session():
+    with build.process_settings():
         meter.start()
         for global_batch in global_batches:
             meter.end(step(global_batch, build.recipe.learning_rate).read().loss.mean)

@@ -61,7 +61,7 @@ def predict_inference(recipe: Recipe, device: Device, model: nn.Module | None = 
             build = inference_build(recipe, device, ON_HOST, own)
         tracker.follow(build.model)
         try:
-            with (tracker, build.session(), torch.no_grad(), build.forward_context(),
+            with (tracker, build.process_settings(), torch.no_grad(), build.forward_context(),
                   explain_trace_failure(build, tracker)):
                 run = generate if generates(build) else recompute if build.task.predicts == "next" else one_pass
                 run(build, tracker)

@@ -132,7 +132,7 @@ def _traced(
         tracker.follow(build.model, _compiled_modules(build))
         stack.callback(tracker.unfollow)
         stack.enter_context(tracker)
-        stack.enter_context(build.session())
+        stack.enter_context(build.process_settings())
         if device.kind == "cpu":
             stack.enter_context(_counted_random_states(tracker))
         stack.enter_context(explain_trace_failure(build, tracker))

@@ -312,7 +312,7 @@ def test_kernel_names() -> None:
              "eager (matrix products and a softmax)": Eager()}
     for expected, technique in cases.items():
         build = built(model, technique)
-        with build.session(), torch.no_grad(), torch.profiler.profile(acc_events=True) as profile:
+        with build.process_settings(), torch.no_grad(), torch.profiler.profile(acc_events=True) as profile:
             build.logits(batch)
         assert functions.kernel_names(event.key for event in profile.key_averages()) == [expected]
     assert functions.kernel_names(["aten::_flash_attention_forward", "torch_attn::_varlen_attn"]) == [

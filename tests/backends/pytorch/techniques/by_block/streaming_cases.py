@@ -84,7 +84,7 @@ def run(
     """A run from the first weights, with a learning rate that changes from step to step. before: what is done before
     each step. alike: as of `global_batches`."""
     step, results = step_of(architecture, **fields), []
-    with step.build.session():
+    with step.build.process_settings():
         for number, batch in enumerate(global_batches(architecture, steps, alike)):
             if before is not None:
                 before(step, number)

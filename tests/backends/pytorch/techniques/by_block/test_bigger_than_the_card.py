@@ -67,7 +67,7 @@ class OnHost(Transfers):
 def trained(recipe: Recipe, limit: int | None = None) -> tuple[list[StepResult], dict[str, Tensor]]:
     """Three steps on a card of `limit` bytes, and the weights behind them."""
     build = apply_techniques(bare_build(recipe, A100, torch.device("cpu")))
-    with build.session():
+    with build.process_settings():
         step = Step(build, inspect=False)
         card = Card(limit or 1 << 40)
         card.follow(build.model)

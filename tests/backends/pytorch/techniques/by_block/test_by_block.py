@@ -93,7 +93,7 @@ def test_skipped_steps_leave_weights_and_states_alone():
     def overflowing(**fields):
         step, found = step_of("llama", precision="fp16", **fields), []
         step.update._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=2)
-        with step.build.session():
+        with step.build.process_settings():
             for batch in global_batches("llama", 24):
                 found.append(step(batch, 1e-3).read())
             step.update.flush()

@@ -34,7 +34,7 @@ def taken(**fields: Any) -> tuple[list[Any], dict[str, torch.Tensor], int]:
     step = Step(assemble(resolve(recipe, device), device, cuda, model))
     generator = torch.Generator().manual_seed(0)
     results = []
-    with step.build.session():
+    with step.build.process_settings():
         for _ in range(4):
             torch.cuda.reset_peak_memory_stats()
             ids = [torch.randint(0, 1024, (2, 256), generator=generator) for _ in range(3)]

@@ -166,7 +166,7 @@ def batch(seed):
 def taken(model, steps=3, **fields):
     """Results of some steps, and the weights behind them."""
     step = step_of(model, **fields)
-    with step.build.session():
+    with step.build.process_settings():
         results = [step(batch(number), 1e-2).read() for number in range(steps)]
         step.update.flush()
     return results, state(step)

@@ -67,7 +67,7 @@ def taken(recipe: Recipe) -> Trace:
     tracker = Tracker()
     tracker.follow(build.model)
     vocabulary = build.facts.vocab_size
-    with tracker, build.session():
+    with tracker, build.process_settings():
         step = Step(build, inspect=False)
         for number, sizes in enumerate(([2], [2], [2, 2, 2])):
             batches = tuple(TensorBatch(inputs={"input_ids": torch.randint(0, vocabulary, (size, recipe.seq_len))},

@@ -26,7 +26,7 @@ def compiled(budget: float) -> tuple[dict[str, Tensor], int]:
     """The gradients of GPT-2 with compiled blocks, and the bytes its forward pass saves."""
     torch._dynamo.reset()
     built = build(make("gpt2", n_layer=1), MemoryBudget(budget=budget))
-    with built.session():
+    with built.process_settings():
         for block in find_stacks(built.model)[0]:
             block.compile(backend="aot_eager")
         return step(built.model, "gpt2"), saved_bytes(built.model, "gpt2")
@@ -47,7 +47,7 @@ def test_settings_are_put_back() -> None:
     before = torch._functorch.config.activation_memory_budget
     built = build(make("gpt2", n_layer=1), MemoryBudget(budget=0.25))
     for _ in range(2):
-        with built.session():
+        with built.process_settings():
             assert torch._functorch.config.activation_memory_budget == 0.25
         assert torch._functorch.config.activation_memory_budget == before
         assert torch._functorch.config.joint_custom_pass is None
