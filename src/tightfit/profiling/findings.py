@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tightfit import text
 from tightfit.planning.alignment import has_side, misaligned, padding_gain, vocabulary
@@ -30,7 +30,7 @@ ROOM = 0.5
 """Share of a device's memory below which there may be room for every activation."""
 MERGED = ("_to_copy", "copy_", "clone", "contiguous", "cat")
 """Copies that a compiler merges into their neighbours."""
-COPIES = frozenset({
+COPY_OPS = frozenset({
     *MERGED, "copy", "stack", "_chunk_cat", "repeat", "roll", "flip", "constant_pad_nd", "split_with_sizes_copy",
     "narrow_copy", "as_strided_copy", "permute_copy", "transpose_copy", "_foreach_copy_", "_pin_memory",
 })  # fmt: skip
@@ -150,7 +150,7 @@ def _copies(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     """Ops that copy memory as it is, or cast it to another number format; fills, random draws and lookups do not."""
     shares: dict[str, float] = defaultdict(float)
     for op, times in step.ops:
-        if bare_name(op.name) in COPIES or op.name.startswith(COPY_KERNEL):
+        if bare_name(op.name) in COPY_OPS or op.name.startswith(COPY_KERNEL):
             shares[bare_name(op.name)] += times * (op.seconds or 0.0) / (step.whole or 1.0)
     if not shares:
         return
@@ -178,11 +178,10 @@ def _full_precision(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     worst, total = max(sizes, key=lambda source: sizes[source]), sum(sizes.values())
     scores = sizes[worst] if "softmax" in worst and " in " in worst and _keeps_scores(recipe) else 0
     more = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
-    answer = _smaller(recipe, total, scores) or {
-        "change": "precision=bf16-pure", "bytes": total // 2,
-        "derived": "the same tensors in 2 bytes instead of 4; it changes numerics"}
-    yield Finding(share=total / peak, sentence=f"{text.size(total)} of fp32 tensors under {recipe.precision.name} at "
-                  f"the peak: {worst} {text.size(sizes[worst])}{more}", **answer)
+    found = Finding(share=total / peak, sentence=f"{text.size(total)} of fp32 tensors under {recipe.precision.name} at "
+                    f"the peak: {worst} {text.size(sizes[worst])}{more}", change="precision=bf16-pure",
+                    bytes=total // 2, derived="the same tensors in 2 bytes instead of 4; it changes numerics")
+    yield _with_less_memory(found, recipe, together=total, scores=scores)
 
 
 def _largest(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
@@ -198,32 +197,37 @@ def _largest(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     group = max(alike.values(), key=lambda group: (group[0].bytes, sum(a.bytes for a in group)))
     worst, together = group[0], sum(a.bytes for a in group)
     fused = "softmax" in worst.module and _keeps_scores(recipe) and profile.device.kind == "cuda"
-    answer = _smaller(recipe, together, together if fused and _is_half(recipe) else 0, " attention.kernel=cudnn",
-                      together if worst.module.startswith(BLOCKS) else 0)
     made = "stacked by a loop for the backward pass" if STACKING in worst.op else worst.op.removeprefix(FUSED_PREFIX)
     source = f"{made}, in {block_name(worst.module)}" if worst.module else made
     more = f", and {len(group) - 1} more of its shape" if len(group) > 1 else ""
-    yield Finding(share=worst.bytes / peak, sentence=f"the largest array at the peak is {worst.dtype} "
-                  f"{text.shape(worst.shape)}, {text.size(worst.bytes)}: {source}{more}",
-                  **(answer or {"derived": "no field of the recipe makes them smaller"}))
+    found = Finding(share=worst.bytes / peak, sentence=f"the largest array at the peak is {worst.dtype} "
+                    f"{text.shape(worst.shape)}, {text.size(worst.bytes)}: {source}{more}",
+                    derived="no field of the recipe makes them smaller")
+    yield _with_less_memory(found, recipe, together=together, scores=together if fused and _is_half(recipe) else 0,
+                            in_blocks=together if worst.module.startswith(BLOCKS) else 0,
+                            kernel=" attention.kernel=cudnn")
 
 
-def _smaller(recipe: Recipe, together: int, scores: int, kernel: str = "", in_blocks: int = 0) -> dict[str, Any] | None:
-    """The change of a Finding that takes tensors away or makes them smaller, its gain and how that is derived.
+def _with_less_memory(
+    found: Finding, recipe: Recipe, *, together: int, scores: int, in_blocks: int = 0, kernel: str = ""
+) -> Finding:
+    """A finding about tensors, with the change that takes them away or makes them smaller; as it is where none does.
 
     together: their bytes; scores: those of attention's scores; in_blocks: those that checkpointing would not keep.
+    kernel: to write beside a fused attention.
     """
     micro = recipe.micro_batch_size
     if scores:
-        return {"change": f"attention=sdpa{kernel}", "bytes": scores,
-                "derived": "a fused kernel keeps no matrix of scores"}
+        return replace(found, change=f"attention=sdpa{kernel}", bytes=scores,
+                       derived="a fused kernel keeps no matrix of scores")
     if in_blocks and recipe.checkpointing != "auto" and not recipe.checkpointing.recomputes:
-        return {"change": "checkpointing=every-block", "bytes": in_blocks,
-                "derived": "the backward pass computes a block's arrays again instead of keeping every block's"}
+        return replace(found, change="checkpointing=every-block", bytes=in_blocks,
+                       derived="the backward pass computes a block's arrays again instead of keeping every block's")
     if isinstance(micro, int) and micro > 1:
-        return {"change": f"micro_batch_size={micro // 2}", "bytes": together - together * (micro // 2) // micro,
-                "derived": "activations and temporary memory grow in proportion to the micro-batch"}
-    return None
+        return replace(found, change=f"micro_batch_size={micro // 2}",
+                       bytes=together - together * (micro // 2) // micro,
+                       derived="activations and temporary memory grow in proportion to the micro-batch")
+    return found
 
 
 def _keeps_scores(recipe: Recipe) -> bool:
@@ -236,7 +240,7 @@ def _is_half(recipe: Recipe) -> bool:
 
 def _stacked(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     """A loop over layers copies each one's activations into arrays that hold every layer's."""
-    if getattr(profile.recipe.backend, "layers", "") != "scanned":
+    if not profile.recipe.backend.scans_layers:
         return
     share = step.share(lambda op: STACKING in op.name)
     yield Finding(

@@ -25,6 +25,11 @@ class Backend(Technique):
     libraries: ClassVar[tuple[str, ...]]
     """The packages whose versions a record of a run names."""
 
+    @property
+    def scans_layers(self) -> bool:
+        """Whether a step runs its layers as a loop over their stacked weights."""
+        return False
+
     def continuing(self, saved: Backend) -> Backend:
         """This backend as a run goes on that was started with `saved`: what is `auto` stays as it was."""
         return self
@@ -63,6 +68,10 @@ class Jax(Backend):
     xla_flags: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
     """Flags for XLA besides its own defaults, such as `--xla_gpu_enable_triton_gemm=false`; each is tried first."""
 
+    @property
+    def scans_layers(self) -> bool:
+        return self.layers == "scanned"
+
     def resolved(self) -> Self:
         return replace(self, layers="unrolled") if self.layers == "auto" else self
 
@@ -72,7 +81,7 @@ class Jax(Backend):
         return self
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        if self.unroll > 1 and self.layers != "scanned":
+        if self.unroll > 1 and not self.scans_layers:
             return [f"unroll: {self.unroll} layers in a turn of the loop that only scanned layers have; write "
                     "backend.layers=scanned"]
         return []

@@ -70,9 +70,9 @@ def test_a_curve_has_the_steps_peak_and_its_seconds():
 
 def test_predicted_and_measured_parts_lie_over_each_other():
     both = curves(profile())
-    assert [s.phase for s in both["measured"].stretches] == [Phase.FORWARD, Phase.BACKWARD] * 4 + [Phase.OPTIMIZER]
-    assert [(s.phase, s.begin, s.end) for s in both["measured"].stretches] == [
-        (s.phase, s.begin, s.end) for s in both["predicted"].stretches]
+    assert [s.phase for s in both["measured"].parts] == [Phase.FORWARD, Phase.BACKWARD] * 4 + [Phase.OPTIMIZER]
+    assert [(s.phase, s.begin, s.end) for s in both["measured"].parts] == [
+        (s.phase, s.begin, s.end) for s in both["predicted"].parts]
 
 
 def test_downsampling_keeps_every_spike():

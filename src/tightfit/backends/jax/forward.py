@@ -88,7 +88,7 @@ def _apply_layers(build: Build, stacked: Params, x: jax.Array, forward: Forward)
         recomputed: Block = jax.checkpoint(plain, prevent_cse=keep_apart, policy=remat.policy)
         return (recomputed, *[plain] * (min(remat.every, depth) - 1))
 
-    run = partial(_scan_layers, blocks, backend.unroll if backend.layers == "scanned" else depth)
+    run = partial(_scan_layers, blocks, backend.unroll if backend.scans_layers else depth)
     if not remat.segments:
         return run(layers, x)
     for number in range(remat.segments):

@@ -80,9 +80,7 @@ class PytorchBackend:
 
     def build(self, recipe: Recipe, device: Device, model: nn.Module | None = None, config: Any = None) -> Build:
         if device.kind == "cuda" and recipe.expandable_segments is True:
-            from tightfit.backends.pytorch.gpu_memory import use_expandable_segments
-
-            use_expandable_segments()  # before the first weight
+            torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # before the first weight
         if recipe.deterministic:
             from tightfit.backends.pytorch.determinism import use_deterministic_matmuls  # for these alone
 

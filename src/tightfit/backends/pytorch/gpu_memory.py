@@ -12,11 +12,6 @@ from torch.optim import Optimizer
 from tightfit.errors import Refused
 
 
-def use_expandable_segments() -> None:
-    """Let PyTorch's CUDA allocator grow segments page by page; of effect on what is allocated from now on."""
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-
-
 @dataclass(frozen=True, kw_only=True)
 class GpuMemory:
     """Bytes of one card at one moment. None where the driver does not say what each process has, as without

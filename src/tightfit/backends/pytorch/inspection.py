@@ -1,10 +1,8 @@
-"""Checks of one real forward pass: which ops ran, and whether the outputs agree with the labels; and the time that went
-into compiling."""
+"""Checks of one real forward pass: which ops ran, and whether the outputs agree with the labels."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -14,9 +12,6 @@ from torch import Tensor
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.errors import ModelError
-
-OUTERMOST = ("_compile.compile_inner", "backward._backward_impl")
-"""Dynamo's timed sections that contain all others: of a forward pass's compilation, and of a backward pass's."""
 
 
 @contextmanager
@@ -72,12 +67,3 @@ def _no_kineto_log() -> Iterator[None]:
         yield
     finally:
         del os.environ[name]
-
-
-def compile_seconds() -> float:
-    """Seconds that Dynamo and its backends have spent compiling in this process; 0 where this torch does not say."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is None:  # nothing was compiled, and loading Dynamo takes seconds
-        return 0.0
-    times: dict[str, list[float]] = getattr(dynamo, "compilation_time_metrics", {})  # a private record
-    return sum(sum(times.get(name, ())) for name in OUTERMOST)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -68,7 +68,7 @@ def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
                           text=f"{solid} peak {text.size(first.peak_bytes)}")
     if 0 < capacity < 1.5 * max(curve.peak_bytes for curve in curves.values()):
         figure.add_hline(y=capacity / scale, line_dash="dash", line_color=STRONG, annotation_text="capacity")
-    for part in first.stretches if len(first.stretches) <= FEW else ():
+    for part in first.parts if len(first.parts) <= FEW else ():
         if part.phase is Phase.BACKWARD:
             figure.add_vrect(x0=part.begin / each, x1=part.end / each, fillcolor="#888888", opacity=0.12, line_width=0,
                              layer="below")
@@ -163,19 +163,6 @@ def readings_chart(name: str, series: Sequence[float | None]) -> Any:
     figure.add_scatter(x=list(range(0, len(series), every)), y=list(series[::every]), mode="lines", name=label_of(name))
     figure.update_layout(xaxis={"title": "reading"}, yaxis={"title": label_of(name)}, showlegend=False)
     return styled(figure, 220)
-
-
-def logged_rows(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str, str]]:
-    """Step, loss, held-out loss and peak memory of a few dozen of many lines of metrics, those of evaluations among
-    them."""
-    every = max(len(lines) // FEW, 1)
-    kept = [line for number, line in enumerate(lines, 1) if not number % every or "eval_loss" in line]
-
-    def shown(line: Mapping[str, Any], name: str, write: Callable[[float], str] = "{:.4f}".format) -> str:
-        return "-" if line.get(name) is None else write(line[name])
-
-    return [(line["step"], shown(line, "loss"), shown(line, "eval_loss"), shown(line, "peak_memory", text.size))
-            for line in kept]
 
 
 def loss_chart(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:

@@ -26,7 +26,7 @@ MANY = 256
 
 
 @dataclass(frozen=True)
-class Stretch:
+class CurvePart:
     """A part of a step: its phase, its ticks, and the seconds of the step between which it is drawn."""
 
     phase: Phase
@@ -39,13 +39,13 @@ class Stretch:
 @dataclass(frozen=True, kw_only=True)
 class MemoryCurve:
     """Memory along a step. seconds: float (N,), never falling. held: bytes by category, int (N,) each, from that point
-    to the next. peak_bytes, peak_seconds: where it is highest. stretches: the parts it is drawn over."""
+    to the next. peak_bytes, peak_seconds: where it is highest. parts: of the step, over which it is drawn."""
 
     seconds: np.ndarray
     held: Mapping[Category, np.ndarray]
     peak_bytes: int
     peak_seconds: float
-    stretches: tuple[Stretch, ...]
+    parts: tuple[CurvePart, ...]
 
     @property
     def total(self) -> np.ndarray:
@@ -66,7 +66,7 @@ def parts_of(trace: Trace) -> list[tuple[Phase, int, int]]:
     return parts or [(Phase.FORWARD, step.start, step.stop)]
 
 
-def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, float]) -> list[Stretch]:
+def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, float]) -> list[CurvePart]:
     """Places at which each part of a step is drawn: each phase has its seconds, in equal shares. Without them a tick
     is a nanosecond."""
     counts = Counter(phase for phase, _, _ in parts)
@@ -74,7 +74,7 @@ def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, floa
     at, found = seconds.get(Phase.DATA, 0.0), []
     for phase, start, stop in parts:
         width = seconds.get(phase, 0.0) / counts[phase] if known else (stop - start) / 1e9
-        found.append(Stretch(phase, start, stop, at, at + width))
+        found.append(CurvePart(phase, start, stop, at, at + width))
         at += width
     return found
 
@@ -87,13 +87,13 @@ def curves(profile: Profile, place: Place = Place.DEVICE) -> dict[str, MemoryCur
     return {name: each for name, each in found.items() if each.seconds.size}
 
 
-def curve(trace: Trace, stretches: Sequence[Stretch], place: Place = Place.DEVICE) -> MemoryCurve:
-    """The trace's memory over those stretches."""
+def curve(trace: Trace, parts: Sequence[CurvePart], place: Place = Place.DEVICE) -> MemoryCurve:
+    """The trace's memory over those parts."""
     ticks, held = by_category(trace.lying_in(place))
     step = step_of(trace)
     places, seconds = [], []
-    for number, part in enumerate(stretches):
-        following = stretches[number + 1].start if number + 1 < len(stretches) else step.stop
+    for number, part in enumerate(parts):
+        following = parts[number + 1].start if number + 1 < len(parts) else step.stop
         stop = following if following > part.start else part.stop  # a part that repeats is followed by an earlier one
         first = max(int(np.searchsorted(ticks, part.start, side="right")) - 1, 0)
         chosen = np.arange(first, int(np.searchsorted(ticks, stop, side="left")))
@@ -103,16 +103,16 @@ def curve(trace: Trace, stretches: Sequence[Stretch], place: Place = Place.DEVIC
     at = np.concatenate(places) if places else np.zeros(0, np.int64)
     x = np.concatenate(seconds) if seconds else np.zeros(0)
     if not at.size:
-        return MemoryCurve(seconds=x, held={}, peak_bytes=0, peak_seconds=0.0, stretches=())
+        return MemoryCurve(seconds=x, held={}, peak_bytes=0, peak_seconds=0.0, parts=())
     total = held[at].sum(axis=1)
     highest = int(np.argmax(total))
     kept = downsample(x, total)
     points = np.concatenate([[at[0]], at[kept], [at[-1]]])
-    end = stretches[-1].end
+    end = parts[-1].end
     return MemoryCurve(
         seconds=np.concatenate([[0.0], x[kept], [end]]),
         held={category: held[points, i] for i, category in enumerate(Category)},
-        peak_bytes=int(total[highest]), peak_seconds=float(x[highest]), stretches=tuple(stretches),
+        peak_bytes=int(total[highest]), peak_seconds=float(x[highest]), parts=tuple(parts),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,8 +38,8 @@ from tightfit.training.summary import Record
 
 SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "copies": "Copies", "time": "Time",
             "ops": "Ops", "predicted": "Predicted", "readings": "Readings", "run": "Run", "about": "About"}  # fmt: skip
-FINDINGS, MODULES, OPS, CHANGED_OPS, TENSORS, POINTS = 3, 20, 30, 20, 25, 400
-"""Findings, modules, ops and tensors that are listed, and points of the roofline."""
+FINDINGS, MODULES, OPS, CHANGED_OPS, TENSORS, POINTS, LINES = 3, 20, 30, 20, 25, 400, 40
+"""Findings, modules, ops and tensors that are listed, points of the roofline, and logged lines."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class View:
     @property
     def aligned(self) -> bool:
         """Whether both steps are drawn over the same parts."""
-        parts = [[part.begin for part in curve.stretches] for curve in self.curves.values()]
+        parts = [[part.begin for part in curve.parts] for curve in self.curves.values()]
         return len(parts) == 2 and parts[0] == parts[1]
 
     @property
@@ -186,8 +186,22 @@ def report_of_runs(runs: Sequence[Record], names: Sequence[str], missing: str) -
                  losses={name: run.lines for name, run in zip(names, runs, strict=True)})
 
 
+def logged_rows(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str, str]]:
+    """Step, loss, held-out loss and peak memory of a few dozen of many lines of metrics, those of evaluations among
+    them."""
+    every = max(len(lines) // LINES, 1)
+    kept = [line for number, line in enumerate(lines, 1) if not number % every or "eval_loss" in line]
+
+    def shown(line: Mapping[str, Any], name: str, write: Callable[[float], str] = "{:.4f}".format) -> str:
+        return "-" if line.get(name) is None else write(line[name])
+
+    return [(line["step"], shown(line, "loss"), shown(line, "eval_loss"), shown(line, "peak_memory", text.size))
+            for line in kept]
+
+
 def _page(recipe: Recipe, sections: Sequence[str], **values: Any) -> str:
     return render(__package__ or "", "report.html.jinja", charts=charts, yaml=to_yaml(recipe.to_dict()),
+                  logged_rows=logged_rows,
                   subtitle=f"{work(recipe)}: {as_written(recipe)}",
                   contents=[(name, SECTIONS[name]) for name in sections], **values)
 
