@@ -54,7 +54,7 @@ LAYERS = (
     ("tightfit.recipe.resume",),
     ("tightfit.recipe.schema",),
     ("tightfit.recipe.hf_arguments",),
-    ("tightfit.recipe.sections", "tightfit.recipe.technique_facts"),
+    ("tightfit.recipe.sections",),
     ("tightfit.recipe.yaml",),
     ("tightfit.recipe.synonyms", "tightfit.recipe.best_metric"),
     ("tightfit.recipe.hf_arguments.table",),

@@ -125,7 +125,7 @@ def ending(error: BaseException) -> tuple[str, int]:
 
 @contextmanager
 def writing(what: str, advice: str) -> Iterator[None]:
-    """Around what writes files; raises ReportError, which names `what` and ends in `advice`, where one cannot be."""
+    """Context that writes files; raises ReportError, which names `what` and ends in `advice`, where one cannot be."""
     try:
         yield
     except OSError as error:

@@ -13,10 +13,10 @@ COLLECTOR = threading.RLock()
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Inside, cycles of Python objects are freed where `gc.collect` is called and nowhere else, and what exists already
-    is left out of that. Work that makes many objects and few cycles does not wait for the collector, which would go
-    through all of them again and again; and what it finds does not hang on when the collector happens to run. One
-    thread at a time does such work, others wait."""
+    """Context in which cycles of Python objects are freed where `gc.collect` is called and nowhere else, and what
+    exists already is left out of that. Work that makes many objects and few cycles does not wait for the collector,
+    which would go through all of them again and again; and what it finds does not hang on when the collector happens to
+    run. One thread at a time does such work, others wait."""
     with COLLECTOR:
         enabled = gc.isenabled()
         if not enabled and gc.get_freeze_count():  # paused already: thawing here would end it for the work around

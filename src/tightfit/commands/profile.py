@@ -76,7 +76,7 @@ def _kept(profile: Profile, measured: Measurement | None, plan: Plan | None, fol
 
 
 def _how_to_view(folder: Path) -> str:
-    """How JAX's own profile is looked at, and how its viewer is installed where it is not there."""
+    """The viewer of JAX's own profile, and how it is installed where it is not there."""
     install = "" if find_spec("xprof") else f"; install it with: {install_command('xprof')}"
     return (f"trace: {folder / CHROME_TRACE} in ui.perfetto.dev, or: xprof --logdir {folder / FOLDER}"
             f"{install}")

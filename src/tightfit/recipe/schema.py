@@ -10,7 +10,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tightfit.errors import RecipeError
 from tightfit.recipe.sections import BestMetric, Coefficient, Data, Inference, NameOrPath, Schedule, Size, StepsOrShare
-from tightfit.recipe.technique_facts import TechniqueFacts
 from tightfit.recipe.yaml import explain, slot_field
 from tightfit.tasks import TASKS
 from tightfit.techniques import (
@@ -28,6 +27,7 @@ from tightfit.techniques import (
     Optimizer,
     Parallel,
     Precision,
+    TechniqueFacts,
     Trainable,
     Update,
 )

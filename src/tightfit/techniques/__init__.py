@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tightfit.techniques.accumulation import Accumulation, ByBlock, Loop, Scan
 from tightfit.techniques.attention import Attention, Eager, FlashAttn, Flex, Sdpa
@@ -22,7 +22,7 @@ from tightfit.techniques.checkpointing import (
 from tightfit.techniques.compile import Compile, NoCompile, PerBlock, WholeModel
 from tightfit.techniques.loading import Loading
 from tightfit.techniques.loss import Chunked, Liger, Loss, Plain
-from tightfit.techniques.offload import Host, NoOffload, Offload
+from tightfit.techniques.offload import Host, HostShares, NoOffload, Offload
 from tightfit.techniques.optimizer import (
     Adafactor,
     AdamW,
@@ -42,6 +42,7 @@ from tightfit.techniques.update import AfterBackward, InBackward, Update, WithFo
 if TYPE_CHECKING:
     from tightfit.devices import Device
     from tightfit.recipe import Recipe
+    from tightfit.techniques.precision import Rounding
 
 SLOTS: dict[str, tuple[type[Technique], ...]] = {
     "base": (AsIs, Bf16Base, Int8, Nf4),
@@ -67,7 +68,8 @@ VARIANTS: dict[str, tuple[type[Technique], ...]] = {**SLOTS, "backend": (Pytorch
 
 __all__ = [
     "SLOTS", "VARIANTS", "Accumulation", "Attention", "Backend", "Base", "Checkpointing", "Compile", "Loading", "Loss",
-    "Offload", "Optimizer", "Parallel", "Precision", "Technique", "Trainable", "Update", "default_for_slot",
+    "Offload", "Optimizer", "Parallel", "Precision", "Technique", "TechniqueFacts", "Trainable", "Update",
+    "default_for_slot",
 ]
 
 
@@ -76,3 +78,48 @@ def default_for_slot(recipe: Recipe, device: Device, slot: str) -> Technique:
     else the first."""
     named = (variant.default_setting(recipe, device) for variant in SLOTS[slot])
     return next((setting for setting in named if setting is not None), None) or SLOTS[slot][0]()
+
+
+class TechniqueFacts:
+    """Facts of the techniques that a recipe names; of a choice that is still `auto` none is known: each is false."""
+
+    if TYPE_CHECKING:
+        precision: Precision | Literal["auto"]
+        checkpointing: Checkpointing | Literal["auto"]
+        offload: Offload | Literal["auto"]
+        compile: Compile | Literal["auto"]
+
+    @property
+    def tf32(self) -> bool:
+        """Whether its matrix products of fp32 tensors may use the tensor cores."""
+        return self.precision != "auto" and self.precision.tf32
+
+    @property
+    def is_half(self) -> bool:
+        """Whether its matrix products are known to take numbers of 16 bits or fewer."""
+        return self.precision != "auto" and self.precision.is_half
+
+    @property
+    def weight_rounding(self) -> Rounding | None:
+        """Rounding of updates of bf16 weights; None where weights are fp32."""
+        return None if self.precision == "auto" else self.precision.weight_rounding
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether anything is computed again in the backward pass."""
+        return self.checkpointing != "auto" and self.checkpointing.recomputes
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it names a compiler."""
+        return self.compile != "auto" and self.compile.compiles
+
+    @property
+    def offloaded(self) -> HostShares:
+        """The shares of the model that wait in the host's memory."""
+        return HostShares() if self.offload == "auto" else self.offload.shares
+
+    @property
+    def one_region(self) -> bool:
+        """Whether a compiler takes the whole model as one."""
+        return self.compile != "auto" and self.compile.one_region

@@ -1,4 +1,4 @@
-"""How the micro-batches of a global batch follow one another inside a step."""
+"""Accumulation: the order in which a step takes the micro-batches of a global batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Accumulation(Technique):
         return False
 
     def sweep_of(self, micro_batches: int) -> int:
-        """How many of a global batch's micro-batches go through the blocks together."""
+        """Number of a global batch's micro-batches that go through the blocks together."""
         return 1
 
 

@@ -1,4 +1,4 @@
-"""How attention is computed: the kernels that avoid, or keep, the matrix of sequence by sequence scores."""
+"""Attention: the kernels that avoid, or keep, the matrix of sequence by sequence scores."""
 
 from __future__ import annotations
 

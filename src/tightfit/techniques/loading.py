@@ -1,4 +1,4 @@
-"""How batches reach the device: worker processes, pinned memory, prefetching."""
+"""Loading of batches onto the device: worker processes, pinned memory, prefetching."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Parallel(Technique):
 
     @property
     def process_count(self) -> int:
-        """How many processes train a resolved recipe."""
+        """Number of processes that train a resolved recipe."""
         return 1
 
     def communicating_less(self, several: bool) -> list[Self]:

@@ -73,7 +73,7 @@ class Precision(Technique):
 
     @property
     def weight_rounding(self) -> Rounding | None:
-        """How updates of weights that are bf16 themselves are rounded; None where weights are fp32."""
+        """Rounding of updates of weights that are bf16 themselves; None where weights are fp32."""
         return None
 
     @property

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tightfit.backends.pytorch.compile_time import compile_seconds
-from tightfit.backends.pytorch.inspection import op_names
+from tightfit.backends.pytorch.inspection import compile_seconds, op_names
 from tightfit.backends.pytorch.techniques import optimizer
 from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
 from tightfit.errors import ModelError

@@ -21,7 +21,7 @@ def use_deterministic_matmuls() -> None:
 
 @contextmanager
 def deterministic_ops() -> Iterator[None]:
-    """Inside, an op runs in its deterministic form, and one that has none raises."""
+    """Context in which an op runs in its deterministic form, and one that has none raises."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     try:

@@ -32,8 +32,8 @@ NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementat
 
 @contextmanager
 def model_guard(model: nn.Module, doing: Callable[[], str]) -> Iterator[None]:
-    """Around work that runs the model: raises ModelError for what the model's own code raises, naming what `doing`
-    says was under way."""
+    """Context of work that runs the model: raises ModelError for what the model's own code raises, naming what
+    `doing` says was under way."""
     try:
         yield
     except TightfitError:

@@ -1,8 +1,9 @@
-"""Checks of one real forward pass: which ops ran, and whether the outputs agree with the labels."""
+"""Readings of a step: the ops of one forward pass, whether its outputs agree with the labels, seconds of compiling."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -12,6 +13,9 @@ from torch import Tensor
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.errors import ModelError
+
+OUTERMOST = ("_compile.compile_inner", "backward._backward_impl")
+"""Dynamo's timed sections that contain all others: of a forward pass's compilation, and of a backward pass's."""
 
 
 @contextmanager
@@ -67,3 +71,12 @@ def _no_kineto_log() -> Iterator[None]:
         yield
     finally:
         del os.environ[name]
+
+
+def compile_seconds() -> float:
+    """Seconds that Dynamo and its backends have spent compiling in this process; 0 where this torch does not say."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:  # nothing was compiled, and loading Dynamo takes seconds
+        return 0.0
+    times: dict[str, list[float]] = getattr(dynamo, "compilation_time_metrics", {})  # a private record
+    return sum(sum(times.get(name, ())) for name in OUTERMOST)

@@ -1,4 +1,4 @@
-"""Models as PyTorch modules: built from a recipe, read for their logits, saved."""
+"""Models as PyTorch modules: built from a recipe, loaded, read for their logits."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, an attribute of a module, a class or an object has another value; afterwards it has the one before."""
+    """Context in which an attribute of a module, a class or an object has another value; then it has the one before."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -15,11 +15,10 @@ from torch.optim import Optimizer
 from tightfit.backends.base import GlobalBatchSource, ParameterCounts
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
-from tightfit.backends.pytorch.compile_time import compile_seconds
 from tightfit.backends.pytorch.errors import determinism_guard, memory_guard, model_guard
 from tightfit.backends.pytorch.experts import Routing, may_route
 from tightfit.backends.pytorch.generation import generate
-from tightfit.backends.pytorch.inspection import check_outputs, op_names
+from tightfit.backends.pytorch.inspection import check_outputs, compile_seconds, op_names
 from tightfit.backends.pytorch.models import active_parameters, parameter_count
 from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep
 from tightfit.backends.pytorch.sharding import full_tensor, is_on_drive, local_shard
@@ -279,7 +278,7 @@ class Step:
 
     @contextmanager
     def _running(self, doing: str) -> Iterator[None]:
-        """Around work that runs the model."""
+        """Context of work that runs the model."""
         explained = model_guard(self.build.model, lambda: self._doing) if self._explains else nullcontext()
         with explained, self._guarded(doing):
             yield

@@ -22,7 +22,7 @@ from tightfit.techniques.parallel import ManyProcesses
 
 
 def cards(device: Device) -> int:
-    """How many GPUs this process may use, if it is to use any."""
+    """Number of GPUs that this process may use, if it is to use any."""
     return torch.cuda.device_count() if device.kind == "cuda" else 0
 
 

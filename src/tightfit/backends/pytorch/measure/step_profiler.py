@@ -115,7 +115,7 @@ class StepProfiler:
         return sorted(self._timed, key=lambda each: each[0])[len(self._timed) // 2]
 
     def _updates_timed(self) -> AbstractContextManager[None]:
-        """Inside, updates of blocks within another phase count as updates, as they do in a trace."""
+        """Context in which updates of blocks within another phase count as updates, as they do in a trace."""
         blocks = self._step.blocks
         return nullcontext() if blocks is None else replaced(blocks, "around_updates", self._clock.updating)
 
@@ -134,7 +134,7 @@ class StepProfiler:
 
     @contextmanager
     def _following(self, found: _Followed) -> Iterator[None]:
-        """Around a step: the profiler, the marks, the allocator's record, and no garbage collection in between."""
+        """Context of a step: the profiler, the marks, the allocator's record, and no garbage collection in between."""
         build, cuda = self._step.build, self._cuda
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         held = torch.cuda.memory_allocated() if cuda else None
@@ -192,7 +192,7 @@ class _Clock:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Around an update within a phase, which goes on behind it."""
+        """Context of an update within a phase, which goes on behind it."""
         outer = self._marks[-1][0]
         assert outer is not None
         self.enter(Phase.OPTIMIZER)

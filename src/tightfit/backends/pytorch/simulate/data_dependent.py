@@ -64,8 +64,8 @@ def answer(func: Any, args: tuple[Any, ...], maker: Callable[[Tensor], str], *, 
 
 
 def hide_fakeness() -> AbstractContextManager[None]:
-    """Inside, transformers takes fake tensors for real ones. A private interface, named here alone; without it masks
-    of some models come out larger than they are."""
+    """Context in which transformers takes fake tensors for real ones. A private interface, named here alone; without
+    it masks of some models come out larger than they are."""
     if not hasattr(import_utils, "is_fake_tensor"):
         return nullcontext()
     return replaced(import_utils, "is_fake_tensor", lambda tensor: False)

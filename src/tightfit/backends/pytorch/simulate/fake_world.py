@@ -46,8 +46,8 @@ def fake_world(size: int) -> Iterator[FakeWorld]:
 
 @contextmanager
 def following_parts(tracker: Tracker) -> Iterator[None]:
-    """Inside, the tracker follows storages that are resized, which no dispatch mode sees, and leaves out the shapes of
-    whole tensors that torch runs an op on parts with, to know what comes of it."""
+    """Context in which the tracker follows storages that are resized, which no dispatch mode sees, and leaves out the
+    shapes of whole tensors that torch runs an op on parts with, to know what comes of it."""
     resize, propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
 
     def followed(storage: torch.UntypedStorage, size: int) -> None:

@@ -157,7 +157,8 @@ def _counted_random_states(tracker: Tracker) -> AbstractContextManager[None]:
 
 
 def skip_weight_init() -> AbstractContextManager[None]:
-    """Inside, transformers' models draw no initial weights: fake tensors have no values, which some draws read."""
+    """Context in which transformers' models draw no initial weights: some draws read values, and fake tensors have
+    none."""
     return replaced(PreTrainedModel, "initialize_weights", lambda model: None)
 
 
@@ -243,7 +244,7 @@ class _TracedStep:
         self._mark_states()
 
     def _host_memory(self) -> AbstractContextManager[None]:
-        """Around work on the host's memory, which counts where that is the device's."""
+        """Context of work on the host's memory, which counts where that is the device's."""
         return nullcontext() if self.build.device.kind == "cpu" else self.tracker.paused()
 
     def _mark_states(self) -> None:

@@ -87,7 +87,7 @@ def _known_ops(kind: str, capability: tuple[int, int] | None) -> Known:
 
 @contextmanager
 def fake_tensors(device: Device) -> Iterator[None]:
-    """Inside, all tensors are fake ones that stand for `device`'s, and torch and transformers choose as there."""
+    """Context in which all tensors are fake ones that stand for `device`'s; torch and transformers choose as there."""
     with gc_paused(), simulate(device), PlanningMode(device), hide_fakeness():
         yield
 
@@ -99,9 +99,10 @@ def scratch_of(device: Device) -> Scratch:
 
 @contextmanager
 def simulate(device: Device) -> Iterator[None]:
-    """Where a `PlanningMode` stands for a CUDA device, torch chooses as it would there: which ops autocast casts, which
-    attention kernel runs, what dropout keeps, foreach loops over gradients. Real tensors are treated as ever. For
-    the CPU only what torch composes otherwise of fake tensors changes. Everything is put back on leaving.
+    """Context in which torch chooses, where a `PlanningMode` stands for a CUDA device, as it would there: which ops
+    autocast casts, which attention kernel runs, what dropout keeps, foreach loops over gradients. Real tensors are
+    treated as ever. For the CPU only what torch composes otherwise of fake tensors changes. Everything is put back on
+    leaving.
 
     Of the optimizers' own defaults (foreach, fused) none changes: name the implementation.
     """

@@ -57,7 +57,8 @@ class BlockCalls:
                 self._wrap(module, partial(self._called_end, number, module))
 
     def called_by(self, caller: Caller) -> AbstractContextManager[None]:
-        """Inside, calls of blocks go to `caller`, who sees to `begin` and `end` as well, and to `end_embeddings`."""
+        """Context in which calls of blocks go to `caller`, who sees to `begin` and `end` as well, and to
+        `end_embeddings`."""
         return replaced(self, "_caller", caller)
 
     def close(self) -> None:

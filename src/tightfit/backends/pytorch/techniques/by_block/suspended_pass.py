@@ -58,8 +58,8 @@ class _CatchGradient(torch.autograd.Function):
 
 @contextmanager
 def _grad_and_autocast_restored() -> Iterator[None]:
-    """Around work of another coroutine of this thread: whether gradients are computed, and what is cast, are afterwards
-    as before. A model may call a block inside `no_grad` or an autocast of its own."""
+    """Context of work of another coroutine of this thread: whether gradients are computed, and what is cast, are
+    afterwards as before. A model may call a block inside `no_grad` or an autocast of its own."""
     learns = torch.is_grad_enabled()
     casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     try:

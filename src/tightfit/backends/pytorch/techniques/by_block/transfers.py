@@ -43,11 +43,11 @@ class TransferWatch:
         """A tensor's memory is of that category, and of a module of the model; None for no one's."""
 
     def working_on(self, module: nn.Module, phase: Phase | None) -> AbstractContextManager[None]:
-        """Around work on a module's tensors outside of its calls, of a phase or of the one at hand."""
+        """Context of work on a module's tensors outside of its calls, of a phase or of the one at hand."""
         return nullcontext()
 
     def copying(self, name: str, stream: Stream, after: Sequence[int]) -> AbstractContextManager[None]:
-        """Around a copy of that name on that stream, which begins after those moments."""
+        """Context of a copy of that name on that stream, which begins after those moments."""
         return nullcontext()
 
     def last(self, stream: Stream) -> int | None:
@@ -217,5 +217,5 @@ class Transfers:
 
 
 def working_on(module: nn.Module, phase: Phase | None = None) -> AbstractContextManager[None]:
-    """Around work on a module's tensors outside of its calls, of a phase or of the one at hand."""
+    """Context of work on a module's tensors outside of its calls, of a phase or of the one at hand."""
     return active_watch().working_on(module, phase)

@@ -107,7 +107,7 @@ def make_flat_states(engine: Any, client: Optimizer) -> None:
 
 @contextmanager
 def _in_memory(held: Any, number: int) -> Iterator[None]:
-    """Inside, a flat tensor of stage 3 and its states are in memory, which may else wait on a drive."""
+    """Context in which a flat tensor of stage 3 and its states are in memory, which may else wait on a drive."""
     swaps = held._swappable_optimizer_subgroup(number)
     if swaps:
         held._optimizer_states_and_gradient_swap_in(number)
