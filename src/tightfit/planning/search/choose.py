@@ -8,7 +8,6 @@ much is traced as it is, at a real micro-batch, and nothing that is shown is int
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -210,15 +209,16 @@ def _probe(exploration: Exploration, choice: Choice, with_margin: bool) -> Probe
 
 
 def _lacks_host_memory(exploration: Exploration, choice: Choice) -> bool:
-    """Whether the host's memory is too small for a combination at any micro-batch: as traced, or by what is declared of
-    weights, gradients and states, for it and the device together."""
+    """Whether the host's memory is too small for a combination at any micro-batch: by what is declared of weights,
+    gradients and states, for it and the device together, or as one was traced that keeps no more of them there."""
     space, device = exploration.space, exploration.device
-    known = [found.estimate.memory for (other, _), found in exploration.found.items() if other == choice]
-    if known:
-        return any(memory.host_missing for memory in known)
-    whole = space.without_offload(choice)
-    held = space.bytes_per_parameter(whole) * exploration.forecasts.parameters
-    return choice != whole and held > device.memory_bytes + (device.host_bytes or math.inf)
+    offloaded = space.offloaded_bytes_per_parameter(choice)
+    if not offloaded or not device.host_bytes:
+        return False
+    held = (space.bytes_per_parameter(choice) + offloaded) * exploration.forecasts.parameters
+    lacking = (other for (other, _), found in exploration.found.items() if found.lacks_host_memory)
+    return held > device.memory_bytes + device.host_bytes or any(
+        space.offloaded_bytes_per_parameter(other) <= offloaded for other in lacking)
 
 
 def _dominated(exploration: Exploration, choice: Choice) -> bool:

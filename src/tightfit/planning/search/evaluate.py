@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from tightfit.devices import Device
-from tightfit.errors import TightfitError
+from tightfit.errors import ModelError, TightfitError
 from tightfit.planning.costs import Estimate, FitRank
 from tightfit.planning.estimate import Margin, Tools, estimate, untraced
 from tightfit.planning.search.space import ALLOCATOR
@@ -48,6 +49,12 @@ class Evaluated:
     @property
     def seconds(self) -> float:
         return self.estimate.time.step_seconds
+
+    @property
+    def lacks_host_memory(self) -> bool:
+        """Whether the host's memory would be too small without any activations there."""
+        memory = self.estimate.memory
+        return memory.host_missing > memory.host_by_category.get("activations", 0)
 
     @property
     def passes_when_accumulating(self) -> int:
@@ -111,7 +118,8 @@ class InProcess:
             trace = self.trace(recipe, device)
             for setting in (False, True) if recipe.expandable_segments == "auto" else (recipe.expandable_segments,):
                 resolved = recipe.model_copy(update={ALLOCATOR: setting})
-                found = evaluated(trace, resolved, estimate(trace, resolved, device, self.tools, self.margin))
+                cost = estimate(trace, resolved, device, self.tools, self.margin)
+                found = evaluated(trace, resolved, cost, parameters_of(trace, resolved, self.tools))
                 best = found if best is None or found.fit_rank < best.fit_rank else best
                 if best.fit_rank is FitRank.SAFE:
                     break
@@ -139,8 +147,18 @@ def without_allocator_setting(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={ALLOCATOR: False})
 
 
-def evaluated(trace: Trace, recipe: Recipe, estimate: Estimate) -> Evaluated:
-    """A resolved recipe's cost, from its trace."""
+def parameters_of(trace: Trace, recipe: Recipe, tools: Tools) -> int:
+    """Numbers in the whole model's weights; where its size is not known, as a trace holds them."""
+    if tools.model_size is not None:
+        with suppress(ModelError):  # of a model of the caller's own
+            return tools.model_size(recipe).parameters
+    weights = [a for a in trace.allocations if a.category is Category.WEIGHTS]
+    parts = recipe.parallel.process_count if recipe.parallel.shards else 1
+    return parts * sum(int(np.prod(a.shape, dtype=np.int64)) for a in weights)
+
+
+def evaluated(trace: Trace, recipe: Recipe, estimate: Estimate, parameters: int) -> Evaluated:
+    """A resolved recipe's cost, from its trace. parameters: of the whole model."""
     ticks, live = trace.curve()
     inside = np.zeros(len(ticks), dtype=bool)
     for span in trace.spans:
@@ -151,12 +169,10 @@ def evaluated(trace: Trace, recipe: Recipe, estimate: Estimate) -> Evaluated:
     extra, step = untraced(trace, "allocator"), trace.last_step()
     updates = [] if step is None else trace.spans_of("optimizer", step.step)
     held = trace.by_category(updates[0].start if updates else trace.peak()[0])
-    weights = [a for a in trace.allocations if a.category is Category.WEIGHTS]
-    parts = recipe.parallel.process_count if recipe.parallel.shards else 1
     return Evaluated(
         recipe=recipe, estimate=estimate, passes=int(np.max(live, where=inside, initial=0)) + extra,
         elsewhere=int(np.max(live, where=~inside, initial=0)) + extra,
         held=sum(held[category] for category in HELD), gradients=held[Category.GRADIENTS],
-        parameters=parts * sum(int(np.prod(a.shape, dtype=np.int64)) for a in weights),
+        parameters=parameters,
         events=len(trace.ops) + len(trace.allocations),
     )  # fmt: skip

@@ -222,6 +222,10 @@ class Space:
     def _bytes(self) -> dict[Choice, float]:
         return {}
 
+    def offloaded_bytes_per_parameter(self, choice: Choice) -> float:
+        """Bytes of weights, gradients and optimizer states in the host's memory, as declared."""
+        return self.bytes_per_parameter(self.without_offload(choice)) - self.bytes_per_parameter(choice)
+
     def states(self, choice: Choice) -> Choice:
         """The part of a combination that decides what weights, gradients and optimizer states hold."""
         return tuple(technique for technique in self.techniques(choice) if technique.changes_states)
