@@ -19,7 +19,7 @@ from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair,
 from tightfit.planning.search.forecast import FieldValue
 from tightfit.planning.search.host_memory import evaluate_shares
 from tightfit.planning.search.more_gpus import evaluate_communication
-from tightfit.planning.search.space import LAST_RESORT, Choice, Level
+from tightfit.planning.search.space import LAST_RESORT, QUICK, Choice, Level
 
 FIRST_TRIES = 4
 """Combinations that are tried until one can be built."""
@@ -66,6 +66,7 @@ def explore(exploration: Exploration) -> None:
     if exploration.best() is None:
         with contextlib.suppress(TraceBudgetExceeded):
             _smallest_memory_first(exploration)
+            _least_host_memory(exploration)
             evaluate_shares(exploration)
     exploration.budget.extend()
 
@@ -250,6 +251,29 @@ def _try_simpler(exploration: Exploration) -> None:
         as_fast = speed * (1 + CLOCK_ERROR) >= exploration.speed(best)
         if as_fast and forecast.peak(best[1], batch) * exploration.allocator_overhead <= usable:
             exploration.evaluate([(other, best[1])])
+
+
+def _least_host_memory(exploration: Exploration) -> None:
+    """Evaluate what is likeliest to need least of a host's memory, where that is too small for something."""
+    space = exploration.space
+    if not any(found.estimate.memory.host_missing for found in exploration.found.values()):
+        return
+    offloading = [choice for choice in space.choices if space.offloaded_bytes_per_parameter(choice)
+                  and space.trace_cost(choice) <= QUICK and not _dominated(exploration, choice)]
+    if not offloading:
+        return
+    least = min(offloading, key=lambda choice: (space.bytes_per_parameter(space.without_offload(choice)),
+                                                space.activation_share(choice), space.non_defaults(choice)))
+    batch, sizes = space.samples_per_device, exploration.sizes
+    while sizes:  # the device has to hold it, so that host memory is all that it lacks
+        forecast = exploration.forecasts.of(least).likely
+        sizes = [micro for micro in sizes if forecast.peak(micro, batch) <= exploration.usable_bytes(with_margin=True)]
+        if not sizes:
+            return
+        exploration.evaluate([(least, sizes[-1])])
+        found = exploration.found.get((least, sizes.pop()))
+        if found is None or not found.estimate.memory.missing:
+            return
 
 
 def _smallest_memory_first(exploration: Exploration) -> None:
