@@ -169,6 +169,8 @@ def _probes(exploration: Exploration, choices: Sequence[Choice], with_margin: bo
     """Combinations that may still be chosen: milder than the best one and nearly as fast, else faster than the fastest
     as mild by more than the clock's error."""
     level, best = exploration.space.level, exploration.best(with_margin)
+    if best is not None and exploration.has_room(best):
+        choices = [choice for choice in choices if not exploration.space.streams(choice)]
     milder = harsher = 0.0
     if best is not None:
         milder = exploration.speed(best) / (1 + CLOCK_ERROR)
@@ -268,12 +270,10 @@ def _least_host_memory(exploration: Exploration) -> None:
     while sizes:  # the device has to hold it, so that host memory is all that it lacks
         forecast = exploration.forecasts.of(least).likely
         sizes = [micro for micro in sizes if forecast.peak(micro, batch) <= exploration.usable_bytes(with_margin=True)]
-        if not sizes:
-            return
-        exploration.evaluate([(least, sizes[-1])])
-        found = exploration.found.get((least, sizes.pop()))
-        if found is None or not found.estimate.memory.missing:
-            return
+        if sizes:
+            exploration.evaluate([(least, sizes[-1])])
+            found = exploration.found.get((least, sizes.pop()))
+            sizes = sizes if found is not None and found.estimate.memory.missing else []
 
 
 def _smallest_memory_first(exploration: Exploration) -> None:

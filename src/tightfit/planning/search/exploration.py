@@ -143,6 +143,12 @@ class Exploration:
         return any(found.fit_rank <= worst_rank(with_margin)
                    for (other, _), found in self.found.items() if other == choice)
 
+    def has_room(self, pair: Pair) -> bool:
+        """Whether what was evaluated recomputes nothing and keeps nothing in the host's memory, so that blocks there
+        would gain nothing."""
+        recipe = self.found[pair].recipe
+        return not recipe.recomputes and not recipe.offloaded.uses_host
+
     def evaluate(self, pairs: Iterable[Pair]) -> None:
         """Evaluate what was not, as much of it as may be traced. Raises TraceBudgetExceeded where that is nothing."""
         wanted: dict[Pair, Recipe] = {}

@@ -18,7 +18,7 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.defaults import fill_rest, resolve
 from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS, Technique, default_for_slot
+from tightfit.techniques import SLOTS, Offload, Technique, default_for_slot
 
 Choice = tuple[Any, ...]
 """A value for each of `Space.fields`: a technique, or a plain value."""
@@ -161,6 +161,10 @@ class Space:
         """The combination with nothing offloaded; itself where offloading is pinned."""
         field = "offload"
         return self.with_value(choice, field, self.values[field][0]) if field in self.fields else choice
+
+    def streams(self, choice: Choice) -> bool:
+        """Whether blocks wait in the host's memory, by a search's choice."""
+        return any(isinstance(value, Offload) and value.shares.needs_by_block for value in choice)
 
     def with_value(self, choice: Choice, field: str, value: Any) -> Choice:
         """The combination with another value of one of its fields."""
