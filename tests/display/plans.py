@@ -47,7 +47,7 @@ def candidate(cost, *, changes_numerics=(), reasons=(), **fields):
 
 def fitting():
     """Three candidates: one that is chosen, one that changes numerics, one too large."""
-    chosen = candidate(estimate(notes=("not calibrated: from the sheet", "mind the gap"), untraced=UNSEEN))
+    chosen = candidate(estimate(notes=("mind the gap",), untraced=UNSEEN))
     eight = candidate(estimate(0.5, tokens=9_000.0, fits="with-retries"), optimizer="adamw-8bit",
                       changes_numerics=("optimizer=adamw-8bit",), micro_batch_size=24)
     large = candidate(estimate(2.0, fits="no", safe=False, tokens=11_000.0, missing=3 * GIB), micro_batch_size=32)

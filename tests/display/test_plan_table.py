@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.display.plans import COPIES, GIB, candidate, estimate, fitting, nothing_fits, streamed
+from tightfit.display.answers import SOURCES
 from tightfit.display.plan_table import plan_text, show_plan
 from tightfit.display.words import fits
 from tightfit.recipe import Recipe
@@ -138,7 +139,7 @@ def test_verbose_adds_what_else_is_known():
     for sentence in (
         *ANSWERS, "optimizer=adamw-8bit changes numerics: #2.",
         "CUDA context, 1.0 GiB outside the allocator: measured on a card", "cuBLAS workspaces, 32.0 MiB: its handbook",
-        "Not calibrated: from the sheet; run `tightfit doctor --calibrate` on the card.", "mind the gap",
+        SOURCES["cuda"], "mind the gap",
         "left out: flex cannot serve", "1,234 combinations considered, 7 traces made.",
     ):
         assert sentence in text, sentence

@@ -48,13 +48,12 @@ def test_a_stage_holds_its_own_ops_as_often_as_they_run():
 
 
 def test_prefill_and_decoding_are_timed_apart():
-    found, notes = inference_time(TRACE, RECIPE, H100, TOOLS)
+    found, _ = inference_time(TRACE, RECIPE, H100, TOOLS)
     decoding = found.step_seconds - found.prefill_seconds
     assert decoding == pytest.approx((6 * 2 + 4 * 4) / 8 * found.prefill_seconds, rel=0.05)
     assert found.samples_per_second == pytest.approx(6 / found.step_seconds)
     assert found.tokens_per_second == pytest.approx(6 * 11 / found.step_seconds)  # for prompts, not for beams
     assert not found.calibrated
-    assert any("not calibrated" in note for note in notes)
 
 
 def test_a_single_pass_decodes_nothing():

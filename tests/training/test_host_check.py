@@ -65,7 +65,7 @@ def test_what_is_advised_fits(monkeypatch):
     recipe = recipe_of(offload="host")
     lower = {"name": "host", "weights": 0.75, "gradients": 0.75, "optimizer": 0.75}
     for changed, words in ((recipe_of(offload="host", optimizer="adamw-8bit"), "optimizer=adamw-8bit"),
-                           (recipe_of(offload=lower), r"offload\.weights=0\.\d+ offload\.gradients=")):
+                           (recipe_of(offload=lower), r"offload\.weights=0 offload\.gradients=0 ")):
         have = needs(changed)
         assert have < needs(recipe)
         with pytest.raises(Refused, match=words):

@@ -15,10 +15,14 @@ from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size
 from tightfit.trace import UntracedMemory
 
-CALIBRATE = {"cuda": "run `tightfit doctor --calibrate` on the card",
-             "cpu": "run `tightfit doctor --calibrate --device cpu`"}
+SOURCES: Mapping[str, str] = {
+    "cuda": "Not calibrated: times come from the data sheet's FLOP/s and bandwidth, and from efficiencies fitted on "
+            "other machines; run `tightfit doctor --calibrate` on the card.",
+    "cpu": "Not calibrated: times come from a rough default by the number of cores, and from efficiencies fitted on "
+           "other machines; run `tightfit doctor --calibrate --device cpu`.",
+}  # fmt: skip
+"""Sources of times that were not calibrated, by the kind of device."""
 PLACES: Mapping[str, str] = {"allocator": "", "context": " outside the allocator", "host": " of the host's memory"}
-UNCALIBRATED = "not calibrated"
 
 WITH_CHOICE = frozenset({"why", "scaling"})
 """Labels of a plan's answers that stand with what it takes."""
@@ -93,8 +97,7 @@ def _said(*lines: tuple[str, str]) -> Lines:
 
 
 def _notes(plan: Plan, best: Candidate | None) -> list[str]:
-    own = best.estimate.notes if best is not None else ()
-    return [*(note for note in own if not note.startswith(UNCALIBRATED)), *plan.notes]
+    return [*(best.estimate.notes if best is not None else ()), *plan.notes]
 
 
 def _speed(chosen: Candidate) -> str:
@@ -103,7 +106,7 @@ def _speed(chosen: Candidate) -> str:
     if time.prefill_seconds and time.prefill_seconds < time.step_seconds:
         parts.append(f"{seconds(time.prefill_seconds)} until the first token")
     parts += [f"MFU {percent(time.mfu)}"] if time.mfu else []
-    return ", ".join(parts) + f"; {UNCALIBRATED}" * (time.error is None and not time.calibrated)
+    return ", ".join(parts) + "; not calibrated" * (time.error is None and not time.calibrated)
 
 
 def _memory(memory: Memory, device: Device) -> str:
@@ -167,10 +170,7 @@ def _untraced(figure: UntracedMemory) -> str:
 
 def calibration(estimate: Estimate, device: Device) -> str:
     """The source of the times."""
-    if estimate.time.calibrated:
-        return "Calibrated: by measurements of this machine."
-    reason = next((note for note in estimate.notes if note.startswith(UNCALIBRATED)), UNCALIBRATED)
-    return f"{reason[0].upper()}{reason[1:]}; {CALIBRATE[device.kind]}."
+    return "Calibrated: by measurements of this machine." if estimate.time.calibrated else SOURCES[device.kind]
 
 
 def _numerics(candidates: Sequence[Candidate]) -> list[str]:

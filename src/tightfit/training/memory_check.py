@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tightfit.backends.base import Backend
 from tightfit.devices import Device
@@ -21,10 +21,11 @@ from tightfit.recipe import Recipe
 from tightfit.system import host_memory
 from tightfit.text import size
 
+if TYPE_CHECKING:
+    from tightfit.planning.costs import Memory
+
 NAMED = 2
 """Changes that are named at once, each of which fits."""
-SHARES = (0.75, 0.5, 0.25)
-"""Shares of the blocks in host memory that are tried where all do not fit."""
 
 
 def check_memory(recipe: Recipe, device: Device, backend: Backend, config: Any, log: Callable[[str], None]) -> None:
@@ -99,25 +100,22 @@ def _check_beside_gpu(
         return
     from tightfit.planning.estimate import Fit, Margin, fit
     from tightfit.planning.standard_tools import standard_tools
-    from tightfit.trace import Place, Trace
+    from tightfit.trace import Trace
 
     device = replace(device, host_bytes=memory.total)
 
     def fit_of(trace: Trace) -> Fit:
         return fit(trace, device, standard_tools(backend), Margin(host=0))
 
-    trace = backend.predict(recipe, device)
-    found = fit_of(trace)
+    found = fit_of(backend.predict(recipe, device))
     needed, missing = found.memory.host, found.memory.host_missing
     if not missing:
         if needed > memory.available:
             log(f"warning: {size(needed)} of host memory are predicted to be needed for what is offloaded and for "
                 f"loading, and {size(memory.available)} are free: the system may end the run. End what else runs")
         return
-    tick, _ = trace.peak(place=Place.HOST)
-    held = {category.value: count for category, count in trace.by_category(tick, Place.HOST).items()}
     fitting: list[str] = []
-    for text, changed in _changes(recipe, device, held, missing):
+    for text, changed in _changes(recipe, device, found.memory):
         if len(fitting) < NAMED and not changed.refusals(device):
             fitting += [text] if fit_of(backend.predict(changed, device)).fits != "no" else []
     advice = f"Write {'; or '.join(fitting)}" if fitting else (
@@ -126,24 +124,21 @@ def _check_beside_gpu(
     raise Refused(f"{found.notes[0]}. {advice}")
 
 
-def _changes(recipe: Recipe, device: Device, held: dict[str, int], missing: int) -> Iterator[tuple[str, Recipe]]:
-    """Recipes that may keep less in the host's memory, each with the words to write. held: bytes that wait there now,
-    by what they are."""
+def _changes(recipe: Recipe, device: Device, memory: Memory) -> Iterator[tuple[str, Recipe]]:
+    """Recipes that may keep less in the host's memory, each with the words to write. memory: the recipe's own."""
+    from tightfit.planning.host_shares import KINDS, fill_device
     from tightfit.planning.suggestions import savings
 
-    def with_shares(**shares: float) -> tuple[str, Recipe]:
-        text = " ".join(f"offload.{kind}={share:g}" for kind, share in shares.items())
-        kept = replace(cast(Any, recipe.offload), **shares)
-        return f"{text} (the rest stays on the GPU)", recipe.override(offload=kept)
-
-    kinds = ("weights", "gradients", "optimizer")
-    if held["activations"] >= missing:
-        yield with_shares(activations=0)
+    assert recipe.offload != "auto"
+    if memory.host_by_category["activations"] >= memory.host_missing:
+        yield "offload.activations=0 (the rest stays on the GPU)", recipe.override(
+            offload=recipe.offload.with_shares({"activations": 0}))
     for saving in [saving for saving in savings(recipe, device) if saving.field == "optimizer"][:NAMED]:
         yield str(saving), recipe.override(**{saving.field: saving.value})
-    shares = [share for share in SHARES if (1 - share) * sum(held[kind] for kind in kinds) >= missing]
-    if shares:
-        yield with_shares(**{kind: min(shares[0], getattr(recipe.offload, kind)) for kind in kinds})
+    if (filled := fill_device(recipe.offload, memory)) is not None:
+        shares = [f"offload.{kind}={getattr(filled.shares, kind):g}" for kind in KINDS
+                  if getattr(filled.shares, kind) < getattr(recipe.offload.shares, kind)]
+        yield f"{' '.join(shares)} (the rest stays on the GPU)", recipe.override(offload=filled)
 
 
 def rough_bytes(recipe: Recipe, backend: Backend, config: Any = None) -> float:

@@ -11,10 +11,11 @@ from tests.display.plans import CARD, GIB, candidate, estimate, streamed
 from tests.planning.search.declared import Declared
 from tightfit.backends.measurements import ModelSize
 from tightfit.planning.defaults import resolve
+from tightfit.planning.host_shares import KINDS
 from tightfit.planning.plan import Answers, Plan
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.host_memory import KINDS, experts_stay, with_shares
+from tightfit.planning.search.host_memory import experts_stay, worth_filling
 from tightfit.planning.search.search import search
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
@@ -37,30 +38,30 @@ def evaluated(added=None, **memory):
 def test_weights_stay_first_then_gradients_then_states():
     shares = [(offload.weights, offload.gradients, offload.optimizer)
               for reserved in (19, 13, 7)
-              for offload in [with_shares(evaluated(peak_reserved=reserved * GIB), KINDS)]]
+              for offload in [worth_filling(evaluated(peak_reserved=reserved * GIB), KINDS)]]
 
     assert shares == [(0.75, 1.0, 1.0), (0.25, 1.0, 1.0), (0.0, 0.75, 1.0)]
 
 
 def test_a_share_that_a_person_wrote_stays():
-    offload = with_shares(evaluated(peak_reserved=13 * GIB), ["optimizer"])
+    offload = worth_filling(evaluated(peak_reserved=13 * GIB), ["optimizer"])
 
     assert (offload.weights, offload.gradients, offload.optimizer) == (1.0, 1.0, 0.44)
 
 
 @pytest.mark.parametrize("memory", [{"peak_reserved": 22 * GIB}, {"missing": GIB}], ids=["no room", "too large"])
 def test_nothing_is_changed_where_there_is_no_room(memory):
-    assert with_shares(evaluated(**memory), KINDS) is None
+    assert worth_filling(evaluated(**memory), KINDS) is None
 
 
 def test_nothing_is_changed_where_copies_are_hidden_and_the_host_suffices():
-    assert with_shares(evaluated(added=0.0), KINDS) is None
-    assert with_shares(evaluated(added=0.0, host_missing=GIB), KINDS) is not None
+    assert worth_filling(evaluated(added=0.0), KINDS) is None
+    assert worth_filling(evaluated(added=0.0, host_missing=GIB), KINDS) is not None
 
 
 def test_what_the_host_lacks_has_to_find_room_on_the_device():
-    assert with_shares(evaluated(host_missing=15 * GIB), KINDS) is not None
-    assert with_shares(evaluated(host_missing=16 * GIB), KINDS) is None
+    assert worth_filling(evaluated(host_missing=15 * GIB), KINDS) is not None
+    assert worth_filling(evaluated(host_missing=16 * GIB), KINDS) is None
 
 
 def test_auto_shares_are_all_of_the_blocks_until_a_plan_says_otherwise():

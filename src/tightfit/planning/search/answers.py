@@ -9,12 +9,14 @@ from tightfit.devices import Device
 from tightfit.planning.estimate import Margin
 from tightfit.planning.plan import Answers
 from tightfit.planning.search.adapters import adapters
-from tightfit.planning.search.changes import gain_of_opening, misalignments, smallest_change, smallest_gpu
+from tightfit.planning.search.changes import smallest_change
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.explain import compared, why
 from tightfit.planning.search.exploration import MICRO, Exploration
+from tightfit.planning.search.gains import gain_of_opening, misalignments
 from tightfit.planning.search.host_memory import enough_host_memory, keeps_all
 from tightfit.planning.search.more_gpus import more_gpus, scaling
+from tightfit.planning.search.smallest_gpu import smallest_gpu
 from tightfit.planning.search.wording import field_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS

@@ -20,8 +20,8 @@ from tightfit.techniques import SLOTS
 
 CLOCK_ERROR = 0.05
 """The share by which predicted times of two recipes of one model have to differ for one to be called faster. Of pairs
-that differ in one field, predicted and measured ratios are 4 to 5 % apart at the median (results/search_quality.json);
-single times are off by 19 to 26 %."""
+that differ in one field, predicted and measured ratios are 5 to 6 % apart at the median (results/search_quality.json);
+single times are off by 9 to 22 %."""
 MICRO = "micro_batch_size"
 RANKS = ((FitRank.SAFE, FitRank.AFTER_RETRIES), (FitRank.TIGHT,))
 """Ranks of what is chosen from, the better ones first."""

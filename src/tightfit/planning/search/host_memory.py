@@ -1,12 +1,12 @@
-"""What waits in the host's memory: shares of blocks that stay on the device, and what a plan says of it."""
+"""Host memory in a search: shares of blocks that stay on the device, and a plan's sentences on what waits there."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 
 from tightfit.backends.measurements import ModelSize
 from tightfit.devices import Device
+from tightfit.planning.host_shares import KINDS, fill_device
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
@@ -16,8 +16,6 @@ from tightfit.techniques.offload import STREAMED, Host, NoOffload, Offload
 from tightfit.text import size
 
 OFFLOAD = "offload"
-KINDS = ("weights", "gradients", "optimizer", "activations")
-"""Kinds of memory that may stay on the device, first what saves most copies for its bytes."""
 
 
 def evaluate_shares(exploration: Exploration) -> None:
@@ -29,27 +27,17 @@ def evaluate_shares(exploration: Exploration) -> None:
     asked = space.recipe.offload
     kinds = KINDS if asked == "auto" else asked.open_shares
     for choice, micro in [best] if best is not None else list(exploration.found):
-        offload = with_shares(exploration.found[choice, micro], kinds)
+        offload = worth_filling(exploration.found[choice, micro], kinds)
         if offload is not None:
             exploration.evaluate([(space.with_value(choice, OFFLOAD, offload), micro)])
 
 
-def with_shares(found: Evaluated, kinds: Collection[str]) -> Offload | None:
-    """The offloading of what was evaluated with so much of some kinds on the device as that has room for, weights
-    first. None where host memory suffices and copies are not waited for, and where there is no room."""
-    memory, time, offload = found.estimate.memory, found.estimate.time, found.recipe.offload
-    waits = time.copies is not None and time.copies.speed < 1 - CLOCK_ERROR
-    if offload == "auto" or memory.missing or not (memory.host_missing or waits):
-        return None
-    room, shares, lacking = memory.capacity - memory.margin - memory.peak_reserved, {}, memory.host_missing
-    for kind in (kind for kind in KINDS if kind in kinds):
-        held = memory.host_by_category.get(kind, 0)
-        if held and room > 0:
-            shares[kind] = math.ceil(100 * (1 - min(room / held, 1.0))) / 100
-            moved = round((1 - shares[kind]) * held)
-            room, lacking = room - moved, lacking - moved
-    changed = offload.with_shares(shares)
-    return None if lacking > 0 or changed == offload else changed
+def worth_filling(found: Evaluated, kinds: Collection[str]) -> Offload | None:
+    """The offloading of what was evaluated with so much of some kinds on the device as that has room for; None where
+    host memory suffices and copies are not waited for, and where there is no room."""
+    offload, memory, copies = found.recipe.offload, found.estimate.memory, found.estimate.time.copies
+    waits = copies is not None and copies.speed < 1 - CLOCK_ERROR
+    return fill_device(offload, memory, kinds) if offload != "auto" and (memory.host_missing or waits) else None
 
 
 def notes_on_host_memory(exploration: Exploration, best: Pair) -> list[str]:

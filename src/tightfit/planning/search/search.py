@@ -18,7 +18,6 @@ from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.answers import TRAINING_ALONE, all_answers, brief_answers
 from tightfit.planning.search.budget import TraceBudget
-from tightfit.planning.search.changes import gain_without_dropout
 from tightfit.planning.search.choose import explore
 from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress
@@ -33,6 +32,7 @@ from tightfit.planning.search.explain import (
     too_short,
 )
 from tightfit.planning.search.exploration import Exploration
+from tightfit.planning.search.gains import gain_without_dropout
 from tightfit.planning.search.host_memory import experts_stay, notes_on_host_memory
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.space import Space

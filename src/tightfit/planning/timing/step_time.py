@@ -100,7 +100,7 @@ def step_time(trace: Trace, recipe: Recipe, device: Device, calibration: Calibra
         seconds=found.seconds, **{phase.value: found.by_phase[phase] for phase in (*TIMED_PHASES, Phase.DATA)},
         work={**work, Work.HOST: found.for_host, **waited}, copies=copies, communication=communication,
         calibrated=calibration is not None,
-        notes=tuple(_notes(device, calibration, recipe, found, waited[Work.TRANSFERS])),
+        notes=tuple(_notes(device, recipe, found, waited[Work.TRANSFERS])),
     )  # fmt: skip
 
 
@@ -200,14 +200,8 @@ def _data_piece(recipe: Recipe, device: Device, calibration: Calibration | None)
     return Piece(preparing, size / bandwidth, Phase.DATA)
 
 
-def _notes(
-    device: Device, calibration: Calibration | None, recipe: Recipe, found: Elapsed, for_copies: float
-) -> Iterator[str]:
+def _notes(device: Device, recipe: Recipe, found: Elapsed, for_copies: float) -> Iterator[str]:
     seconds, idle = found.seconds, found.for_host
-    if calibration is None:
-        figures = "a rough default by the number of cores" if device.kind == "cpu" else (
-            "the data sheet's FLOP/s and bandwidth")
-        yield f"not calibrated: times come from {figures}, and from efficiencies fitted on other machines"
     if device.kind == "cuda" and idle > 0.1 * seconds:
         help_more = "larger micro-batches, or compile, help" if recipe.mode == "train" else "a larger batch helps"
         yield (f"the device waits for the host {100 * idle / seconds:.0f} % of the time: {help_more} more than faster "

@@ -59,11 +59,13 @@ class Repeated:
 class Shorten:
     """Shortens a build's stacks to `keep` groups each, where they have `least` or more.
 
+    of_several: groups that are kept beyond those where there are several stacks; `keep` then counts them as well.
     stacks: those shortened; empty where the model was left whole. groups: how many each had.
     """
 
     keep: int
     least: int
+    of_several: int = 0
     stacks: list[Repeated] = field(default_factory=list)
     groups: int = 0
 
@@ -72,6 +74,7 @@ class Shorten:
         if found and found[0].groups >= self.least + found[0].unlike:
             self.stacks, self.groups = found, found[0].groups
             blocks = len(found[0].container)
+            self.keep += self.of_several * (len(found) > 1)
             kept = [stack.keep(self.keep) for stack in found]
             recipe = _with_shares_of(recipe, blocks, kept[0])
         return replace(build, recipe=recipe, stacks=find_stacks(build.model))

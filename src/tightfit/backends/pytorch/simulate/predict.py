@@ -44,10 +44,11 @@ from tightfit.trace.extension import extend
 ON_HOST = torch.device("cpu")
 
 
-SHALLOW, TEMPLATE, DEEPEST = 4, 2, 6
+SHALLOW, TEMPLATE, DEEPER = 4, 2, 2
 """Groups of blocks in the shallower of the two traces that stand for a deep model, and which of them is copied: one
-with its like before it and a neighbour behind. Where that neighbour, as the last, works otherwise (the first gradient
-of an encoder's output is not added to any), one group more is traced, up to DEEPEST."""
+with its like before it and a neighbour behind. Where that neighbour, as the last, works otherwise, a group more is
+traced, up to DEEPER more: at once where there are several stacks, for the first gradient of an encoder's output is not
+added to any."""
 
 WORTHWHILE = 2 * SHALLOW + 2
 """From so many groups on, two shallow traces are quicker than a whole one."""
@@ -88,13 +89,13 @@ def _extend_depth(traced: Callable[..., Trace], whole: bool, reach: int) -> Trac
     if whole:
         return traced()
     start = SHALLOW + reach - 1
-    first = Shorten(start, WORTHWHILE)
+    first = Shorten(start, WORTHWHILE, of_several=1)
     shallow = traced(first)
     if not first.stacks:
         return shallow
     stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head, reach=reach)
               for s in first.stacks]
-    for depth in range(start + 1, DEEPEST + 1):
+    for depth in range(first.keep + 1, first.keep + DEEPER + 1):
         deeper = traced(Shorten(depth, WORTHWHILE))
         with gc_paused():  # the collector would go through a deep trace's ops again and again
             extended = extend(shallow, deeper, stacks, first.groups - depth + 1)

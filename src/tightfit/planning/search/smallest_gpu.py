@@ -1,0 +1,102 @@
+"""Smallest GPU: of the catalogue, the one with the least memory on which a recipe fits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from tightfit.devices import Device
+from tightfit.planning.defaults import resolve
+from tightfit.planning.estimate import Margin
+from tightfit.planning.search.budget import TraceBudgetExceeded
+from tightfit.planning.search.exploration import MICRO, Exploration
+from tightfit.planning.search.space import Choice, trace_cost
+from tightfit.planning.search.wording import changing, choices_text
+from tightfit.recipe import Recipe
+from tightfit.techniques import SLOTS
+from tightfit.text import size
+
+
+def smallest_gpu(
+    exploration: Exploration, catalogue: Sequence[Device], margin: Margin
+) -> tuple[Device | None, str, str]:
+    """The smallest GPU of the catalogue on which the recipe as written fits; that as a sentence, and the same of the
+    choice where it changes numerics."""
+    space, found = exploration.space, exploration.found
+    if exploration.device.kind != "cuda" or not catalogue or space.recipe.backend.compiles_whole_steps:
+        return None, "", ""
+    mildest = exploration.levels[0]
+    gpu, text = _smallest(exploration, catalogue, margin, [c for c in space.choices if space.level(c) == mildest])
+    best, _ = exploration.best() or min(found, key=lambda pair: found[pair].estimate.memory.demand)
+    changed = space.numerics(space.recipe_for(best, 1))
+    if not changed:
+        return gpu, text, ""
+    level, states = space.level(best), space.states(best)
+    alike = [choice for choice in space.choices if space.level(choice) == level and space.states(choice) == states]
+    _, other = _smallest(exploration, catalogue, margin, alike)
+    return gpu, text, other and f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: {other}"
+
+
+def _smallest(
+    exploration: Exploration, catalogue: Sequence[Device], margin: Margin, choices: Sequence[Choice]
+) -> tuple[Device | None, str]:
+    """The smallest GPU for the thriftiest of some combinations, and that as a sentence."""
+    space, device = exploration.space, exploration.device
+    cheap = [choice for choice in choices if space.trace_cost(choice) == 1]
+    if cheap or not any(choice in choices for choice, _ in exploration.found):
+        with contextlib.suppress(TraceBudgetExceeded):
+            exploration.evaluate([(space.least_memory(cheap or choices), exploration.sizes[0])])
+    known = [found for (choice, _), found in exploration.found.items()
+             if choice in choices and not (cheap and found.recipe.offloaded.needs_by_block)]
+    if not known:
+        return None, "The smallest GPU is not known: the limit on traces was reached."
+    least = min(known, key=lambda found: found.estimate.memory.used)
+    fits, too_small, beyond = least.fit_rank.fits, "", 0
+    if least.estimate.memory.host_missing:
+        return None, ""  # which no GPU mends
+    for gpu in sorted(catalogue, key=lambda d: (d.memory_bytes, d.name)):
+        if fits and gpu.memory_bytes >= device.memory_bytes:
+            break
+        if gpu.memory_bytes <= beyond or least.estimate.memory.needed + margin.of(gpu) > gpu.memory_bytes:
+            continue
+        there = _as_usual_there(space.recipe, least.recipe, gpu)
+        if there.refusals(gpu):
+            continue
+        dear = trace_cost(there) > 1
+        try:
+            cost = least if dear else exploration.evaluate_one(there, f"whether {gpu.name} would do", gpu)
+        except TraceBudgetExceeded:
+            tried = f"{too_small} is too small, and l" if too_small else "L"
+            return None, f"{tried}arger GPUs of the catalogue were not traced: the limit on traces was reached."
+        if cost is None:
+            continue
+        if dear or cost.estimate.safe:
+            used_too = {"parallel": there.parallel.process_count > 1, "offload": there.offloaded.uses_host,
+                        "precision": there.precision != least.recipe.precision}
+            usual = (MICRO, "checkpointing") if space.recipe.mode == "train" else ("precision", "attention")
+            shown = (*usual, *(field for field, is_used in used_too.items() if is_used))
+            several = f"{device.world} x " if device.world > 1 else ""
+            by = f", by this {device.name}'s trace" if dear else ""
+            used = size(min(cost.estimate.memory.used, gpu.memory_bytes))
+            return gpu, (f"{several}{gpu.name} ({size(gpu.memory_bytes)}) is the smallest that can "
+                         f"{_does(space.recipe)}: {used} with CUDA context, at {choices_text(there, None, shown)}{by}.")
+        too_small, beyond = gpu.name, max(gpu.memory_bytes, cost.estimate.memory.needed)
+    if fits:
+        return device, f"No smaller GPU of the catalogue than {device.name} would do."
+    return None, f"No GPU of the catalogue was found that can {_does(space.recipe)}."
+
+
+def _does(recipe: Recipe) -> str:
+    """The use that a GPU is asked for, as the end of a sentence."""
+    return "train this" if recipe.mode == "train" else "run this"
+
+
+def _as_usual_there(asked: Recipe, recipe: Recipe, gpu: Device) -> Recipe:
+    """The recipe as `auto` would have it on that GPU: where a technique that was left open is not for it, what is usual
+    there, as long as that is no harsher."""
+    if not recipe.refusals(gpu):
+        return recipe
+    usual = resolve(asked, gpu)
+    changes = {slot: getattr(usual, slot) for slot in SLOTS if getattr(asked, slot) == "auto"
+               and getattr(recipe, slot).refuse(recipe, gpu) and not getattr(recipe, slot).numerics_change}
+    return recipe.model_copy(update=changes)
