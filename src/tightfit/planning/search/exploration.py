@@ -120,7 +120,7 @@ class Exploration:
 
     def _plainest(self, pairs: Sequence[Pair]) -> Pair:
         """The plainest of one level of what is as fast as the fastest, and of those that none can tell apart the one
-        with the least memory; what needs no retries first."""
+        with the least memory, the host's included; what needs no retries first."""
         rank = min(self.found[pair].fit_rank for pair in pairs)
         pairs = [pair for pair in pairs if self.found[pair].fit_rank == rank]
         enough = max(map(self.speed, pairs)) / (1 + CLOCK_ERROR)
@@ -128,8 +128,9 @@ class Exploration:
         least = min(self.space.non_defaults(choice) for choice, _ in as_fast)
         plain = [pair for pair in as_fast if self.space.non_defaults(pair[0]) == least]
         fastest = max(plain, key=self.speed)
-        return min((pair for pair in plain if pair == fastest or self._equally_fast(pair, fastest)),
-                   key=lambda pair: (self.found[pair].estimate.memory.used, -self.speed(pair)))
+        alike = [pair for pair in plain if pair == fastest or self._equally_fast(pair, fastest)]
+        memory = {pair: self.found[pair].estimate.memory for pair in alike}
+        return min(alike, key=lambda pair: (memory[pair].used + memory[pair].host, -self.speed(pair)))
 
     def _equally_fast(self, one: Pair, other: Pair) -> bool:
         """Whether the error of their times' difference, in which errors of both cancel out, is above the difference."""

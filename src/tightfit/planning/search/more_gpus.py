@@ -27,8 +27,6 @@ BINDS = 0.1
 """Share of a step that the device waits, from which on what it waits for is said to bind it."""
 GATHERED = 0.1
 """Share of all weights, gradients and states that is taken to be there whole at a time, beside a GPU's own part."""
-LARGEST_REST = 20 << 30
-"""Bytes of activations that are counted at most: with more, a smaller micro-batch would be taken. Assumed."""
 
 
 def evaluate_communication(exploration: Exploration) -> None:
@@ -140,9 +138,10 @@ def _whole(found: Evaluated, device: Device) -> str:
 
 def _enough(exploration: Exploration, found: Evaluated) -> int | None:
     """The power of two of GPUs whose parts would fit, about; None where what is not divided does not."""
-    held = _held(found)
-    rest = max(found.passes_when_accumulating - found.held, 0) + GATHERED * held
-    room = exploration.usable_bytes(with_margin=True) - min(rest, GATHERED * held + LARGEST_REST)
+    held, micro = _held(found), found.recipe.micro_batch_size
+    assert micro != "auto"
+    each = max(found.passes_when_accumulating - found.held, 0) / micro  # of one sample: smaller ones are there to take
+    room = exploration.usable_bytes(with_margin=True) - each - GATHERED * held
     if room <= 0:
         return None
     count = 2 * exploration.device.world if exploration.device.world > 1 else 2
