@@ -67,6 +67,11 @@ class Evaluated:
     def fit_rank(self) -> FitRank:
         return self.estimate.fit_rank
 
+    @property
+    def fit_key(self) -> tuple[FitRank, bool]:
+        """The rank, and of one rank whether it fits only after the allocator has freed unused blocks."""
+        return self.fit_rank, self.estimate.fits == "with-retries"
+
 
 Progress = Callable[[int, int | None, str], None]
 """Called with how many things are done, how many there are, None where that is not known yet, and what comes next."""
@@ -120,7 +125,7 @@ class InProcess:
                 resolved = recipe.model_copy(update={ALLOCATOR: setting})
                 cost = estimate(trace, resolved, device, self.tools, self.margin)
                 found = evaluated(trace, resolved, cost, parameters_of(trace, resolved, self.tools))
-                best = found if best is None or found.fit_rank < best.fit_rank else best
+                best = found if best is None or found.fit_key < best.fit_key else best
                 if best.fit_rank is FitRank.SAFE:
                     break
         except TightfitError as error:

@@ -92,8 +92,8 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
         sentences.append("It fits after the caching allocator has freed unused blocks, without which it would reserve "
                          f"{size(found.estimate.memory.peak_reserved)}; that costs a little time.")
     if found.fit_rank is FitRank.TIGHT:
-        sentences.append("It leaves less than the safety margin: nothing found leaves more. Expect to be close to the "
-                         "device's limit.")
+        sentences.append("It leaves less than the safety margin, and nothing found leaves that much. Expect to be "
+                         "close to the device's limit.")
     changed = space.numerics(found.recipe)
     if changed:
         spare = " with the safety margin" if found.fit_rank.is_safe else ""

@@ -46,9 +46,9 @@ ON_HOST = torch.device("cpu")
 
 SHALLOW, TEMPLATE, DEEPER = 4, 2, 2
 """Groups of blocks in the shallower of the two traces that stand for a deep model, and which of them is copied: one
-with its like before it and a neighbour behind. Where that neighbour, as the last, works otherwise, a group more is
-traced, up to DEEPER more: at once where there are several stacks, for the first gradient of an encoder's output is not
-added to any."""
+with its like before it and a neighbour behind. Where that neighbour, as the last, works otherwise, or the second group
+as the first (beside frozen weights the first block keeps no input), a group more is traced, up to DEEPER in all: at
+once where there are several stacks, for the first gradient of an encoder's output is not added to any."""
 
 WORTHWHILE = 2 * SHALLOW + 2
 """From so many groups on, two shallow traces are quicker than a whole one."""
@@ -93,14 +93,16 @@ def _extend_depth(traced: Callable[..., Trace], whole: bool, reach: int) -> Trac
     shallow = traced(first)
     if not first.stacks:
         return shallow
-    stacks = [Stack(path=s.path, period=s.period, template=TEMPLATE, head=s.head, reach=reach)
-              for s in first.stacks]
-    for depth in range(first.keep + 1, first.keep + DEEPER + 1):
+    for more in range(DEEPER):
+        depth = first.keep + more + 1
         deeper = traced(Shorten(depth, WORTHWHILE))
-        with gc_paused():  # the collector would go through a deep trace's ops again and again
-            extended = extend(shallow, deeper, stacks, first.groups - depth + 1)
-        if extended is not None:
-            return extended
+        for template in range(TEMPLATE, TEMPLATE + more + 1):
+            stacks = [Stack(path=s.path, period=s.period, template=template, head=s.head, reach=reach)
+                      for s in first.stacks]
+            with gc_paused():  # the collector would go through a deep trace's ops again and again
+                extended = extend(shallow, deeper, stacks, first.groups - depth + 1)
+            if extended is not None:
+                return extended
         shallow = deeper
     return traced()
 

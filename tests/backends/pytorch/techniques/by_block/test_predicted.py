@@ -47,6 +47,7 @@ IN_BACKWARD = {"accumulation": {"name": "by-block", "gradient_sums": "fp32"}, "u
                "precision": "bf16-pure", "optimizer": "adamw", "max_grad_norm": 0}
 
 LORA = FROZEN["lora"]
+ALL_OF_LORA = {**ALL, **LORA}
 TOP = {"trainable": {"name": "layers", "names": ["lm_head", "h.2", "ln_f"]}}
 
 
@@ -114,9 +115,9 @@ def test_casts_of_weights_do_not_wait_in_host_memory():
 
 
 @pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, {**SWEEPS, "batch_size": 16}, ALL, EVERYTHING, SHARES,
-                                    {**UPWARD, **LORA, "base": "nf4"}, {**SHARES, **LORA}],
+                                    {**UPWARD, **LORA, "base": "nf4"}, {**SHARES, **LORA}, ALL_OF_LORA],
                          ids=["resident", "host", "sweeps", "many sweeps", "all", "everything", "shares", "nf4",
-                              "shares of lora"])
+                              "shares of lora", "all of lora"])
 def test_few_blocks_tell_of_the_rest(fields, monkeypatch):
     monkeypatch.setattr(prediction, "WORTHWHILE", WORTHWHILE)
     recipe, depths = recipe_of(BLOCKS, **fields), []
@@ -129,7 +130,7 @@ def test_few_blocks_tell_of_the_rest(fields, monkeypatch):
     monkeypatch.setattr(prediction, "_traced", counted)
     extended = predict(recipe, A100)
 
-    assert depths == [True, True]
+    assert depths == [True] * (3 if fields is ALL_OF_LORA else 2)  # whose first block keeps no input
     assert len(extended.ops) == len(whole.ops)
     for place in (Place.DEVICE, Place.HOST):
         assert extended.peak(place=place)[1] == whole.peak(place=place)[1]
