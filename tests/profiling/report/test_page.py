@@ -201,6 +201,9 @@ def test_a_run_without_a_profile_shows_what_it_recorded_and_says_how_to_profile_
     assert [len(training["x"]), len(held_out["x"])] == [4, 2]
     logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()[:1]]
     assert f"{logged[0]['loss']:.4f}" in Read(page).said
+    figures = out[:out.index("no step was profiled")]
+    profiles.save(profile(), folder)
+    assert run(folder)[1].split("\n", 1)[1] == f"{figures}report: {folder / 'report.html'}\n"
 
 
 def test_runs_without_profiles_are_compared_by_what_they_recorded(tmp_path, run, tiny):
