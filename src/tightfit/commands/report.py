@@ -12,7 +12,7 @@ from tightfit.profiling import AGAINST, REPORT
 from tightfit.profiling.profile import home_of, how_to_profile, load
 from tightfit.profiling.report.compare import headline, in_columns, records_by_figure, side_by_side
 from tightfit.profiling.report.page import report, report_of_runs
-from tightfit.training.summary import record_of
+from tightfit.training.record import record_of
 
 
 def run_report(run_dir: Path, other: Path | None = None, output: Path | None = None) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Self
 from tightfit.errors import MissingLibrary, RecipeError, install_command, nearest, one_line
 from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
-from tightfit.training.run_folder import METRICS, RunFolder
+from tightfit.training.run_folder import METRICS, RunFolder, finite
 
 
 class MetricsLog:
@@ -27,7 +26,7 @@ class MetricsLog:
         path, kept = folder / METRICS, []
         self.evaluations: list[dict[str, Any]] = []
         for line, values in RunFolder(folder).logged() if resume_step else ():
-            if values["step"] <= resume_step:
+            if values and values["step"] <= resume_step:
                 kept.append(line)
                 self.evaluations += [values] if "eval_loss" in values else []
         write_atomically(path, "".join(f"{line}\n" for line in kept))
@@ -68,8 +67,7 @@ class MetricsLog:
 
     def write(self, values: dict[str, Any]) -> None:
         """Write down what was measured at `values["step"]`."""
-        finite = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        self._file.write(json.dumps(finite(values), allow_nan=False) + "\n")
         for log in self._logs:
             log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
 

@@ -278,8 +278,8 @@ def _finished(folder: RunFolder, recipe: Recipe, saved: Recipe | None) -> Summar
             return None
         recipe = saved
     try:
-        summary = Summary.from_dict(folder.summary() or {})
-    except TypeError:  # none, or one of another version
+        summary = Summary.read(folder.path / SUMMARY)
+    except (OSError, ValueError):  # none, or one of another version
         return None
     if summary.early_stopped and saved is not None:
         ended = ("best_metric", "early_stopping_patience", "early_stopping_threshold")
