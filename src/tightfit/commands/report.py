@@ -35,8 +35,8 @@ def run_report(run_dir: Path, other: Path | None = None, output: Path | None = N
         compared = [] if other is None else [in_columns([("", *names), *records_by_figure(*runs)])]
         said = [*recorded, *compared, f"no step was profiled: {missing}"]
     else:
-        blank = [folder for folder, run in zip(folders, records, strict=True) if run is None]  # named before others
-        profiles = {folder: load(folder) for folder in dict.fromkeys([*blank, *folders])}
+        blank = [folder for folder, run in zip(folders, records, strict=True) if run is None or run.recipe is None]
+        profiles = {folder: load(folder) for folder in dict.fromkeys([*blank, *folders])}  # what lacks most, first
         profile, second = profiles[run_dir], None if other is None else profiles[other]
         page = report(profile, second, records[0], names)
         said = [headline(profile) if second is None else side_by_side(profile, second, names), *recorded]

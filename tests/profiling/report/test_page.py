@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -245,6 +246,10 @@ def test_runs_without_profiles_are_compared_by_what_they_recorded(tmp_path, run,
         stands_alone(page)
         assert "seed" in Read(page).said
         assert len(chart_data(page)["loss-chart"]) == 4
+    (folders[0] / "recipe.yaml").unlink()
+    rmtree(folders[0] / "profile")
+    for words in (folders, folders[::-1]):
+        assert run(*words)[2].startswith(f"tightfit: {folders[0]}: this folder holds no profile, and no recipe.yaml")
     status, _, err = run(folders[1], tmp_path / "gone")
     assert (status, err.count("\n")) == (2, 1)
     assert err.startswith(f"tightfit: {tmp_path / 'gone'}: there is no such folder")
