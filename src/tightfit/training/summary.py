@@ -101,10 +101,13 @@ class Summary:
         # A sample without tokens, such as a picture, counts as one.
         tokens = f", {self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second > self.samples_per_second else ""
         memory = "peak allocated" if self.device != "CPU" else "peak resident"
+        resumed = self.first_step > 0
+        steps = f"{self.steps - self.first_step} of {self.steps} steps, since resuming," if resumed else (
+            f"{self.steps} steps")
         rows = [
-            ("steps", f"{self.training_seconds:.1f} s for {self.steps - self.first_step} steps on {self.device}"),
+            ("steps", f"{self.training_seconds:.1f} s for {steps} on {self.device}"),
             ("throughput", f"{self.samples_per_second:,.1f} samples/s{tokens} in those steps"),
-            ("whole run", f"{self.seconds:.1f} s: loading, steps, evaluation and saving"),
+            ("whole run", f"{self.seconds:.1f} s{' since resuming' * resumed}: loading, steps, evaluation and saving"),
             (memory, size(self.peak_memory) + ", of the whole process" * (self.device == "CPU")),
         ]
         if self.context_memory is not None:
