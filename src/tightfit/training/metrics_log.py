@@ -14,6 +14,27 @@ from tightfit.recipe import Recipe
 from tightfit.training.run_folder import METRICS, RunFolder, finite
 
 
+def require_trackers(recipe: Recipe) -> dict[str, Any]:
+    """Accelerate's classes of the trackers that a recipe names, by their names. Raises MissingLibrary where a library
+    of theirs is not installed, RecipeError for a name that is not known."""
+    if not recipe.report_to:
+        return {}
+    try:
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+        from accelerate.utils import LoggerType
+    except ImportError:
+        wanted = "tensorboard" if "tensorboard" in recipe.report_to else "accelerate"
+        raise MissingLibrary("accelerate", "report_to", install_command(wanted)) from None
+    known = {str(getattr(name, "value", name)): tracker for name, tracker in LOGGER_TYPE_TO_CLASS.items()}
+    missing = {kind.value for kind in LoggerType} - {kind.value for kind in get_available_trackers()}
+    for name in recipe.report_to:
+        if name not in known:
+            raise RecipeError(f"report_to: {name!r} is not known; {nearest(name, known)}")
+        if name in missing:
+            raise MissingLibrary(name, f"report_to={name}")
+    return {name: known[name] for name in recipe.report_to}
+
+
 class MetricsLog:
     """metrics.jsonl in a run's folder, and the trackers that a recipe names: TensorBoard, Weights & Biases and others,
     through Accelerate.
@@ -38,28 +59,20 @@ class MetricsLog:
         self._file = path.open("a", 1, "utf-8")
 
     def _start_trackers(self, recipe: Recipe, folder: Path) -> None:
-        if not recipe.report_to:
+        trackers = require_trackers(recipe)
+        if not trackers:
             return
-        try:
-            from accelerate import PartialState
-            from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-        except ImportError:
-            wanted = "tensorboard" if "tensorboard" in recipe.report_to else "accelerate"
-            raise MissingLibrary("accelerate", "report_to", install_command(wanted)) from None
-        known = {str(getattr(name, "value", name)): tracker for name, tracker in LOGGER_TYPE_TO_CLASS.items()}
-        if unknown := [name for name in recipe.report_to if name not in known]:
-            raise RecipeError(f"report_to: {unknown[0]!r} is not known; {nearest(unknown[0], known)}")
+        from accelerate import PartialState
+
         PartialState(cpu=recipe.device == "cpu")
         values = {name: value if isinstance(value, int | float | str) else str(value)
                   for name, value in recipe.to_dict().items()}
-        for name in recipe.report_to:
-            arguments = {"logging_dir": str(folder / "trackers")} if known[name].requires_logging_directory else {}
+        for name, kind in trackers.items():
+            arguments = {"logging_dir": str(folder / "trackers")} if kind.requires_logging_directory else {}
             try:
-                tracker = known[name](folder.name, **arguments)
+                tracker = kind(folder.name, **arguments)
                 tracker.start()
                 tracker.store_init_configuration(values)
-            except ImportError:
-                raise MissingLibrary(name, f"report_to={name}") from None
             except Exception as error:  # each tracker has exceptions of its own
                 raise RecipeError(f"report_to: {name} cannot start: {one_line(error)}") from None
             self._trackers.callback(tracker.finish)

@@ -22,7 +22,7 @@ from tightfit.text import counted
 from tightfit.training import checkpoints
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.loop import TrainingLoop
-from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
+from tightfit.training.metrics_log import MetricsLog, NullMetricsLog, require_trackers
 from tightfit.training.model_folder import finish_model, loaded_by
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.schedule import length_field, respaced
@@ -158,6 +158,7 @@ class Trainer:
             if ignored := without_effect(recipe.hugging_face):
                 self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect "
                                       f"here: {', '.join(ignored)}")
+        require_trackers(recipe)  # before data is prepared
         session = open_session(recipe, self.listener.message, module=self.module, resumed=saved is not None and kept)
         session.check_memory(self.listener.message)
         return session
