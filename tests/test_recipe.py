@@ -55,6 +55,8 @@ def test_every_rung_survives_yaml(slot, technique, tmp_path):
     ({"per_device_train_batch_size": 8}, ["per_device_train_batch_size", "micro_batch_size"]),
     ({"epochs": 3}, ["epochs", "write num_train_epochs"]),
     ({"lr": 1e-3}, ["lr", "write learning_rate"]),
+    ({"eval_strategy": "epoch"}, ["eval_strategy", "write eval_steps=epoch"]),
+    ({"save_strategy": "epoch"}, ["save_strategy", "write save_steps=epoch"]),
     ({"precision": "float16"}, ["'float16'", "did you mean 'fp16'"]),
     ({"task": "text-classification"}, ["'text-classification'", "did you mean 'sequence-classification'"]),
     ({"num_train_epochs": 0}, ["num_train_epochs", "greater than 0"]),
