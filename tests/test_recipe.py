@@ -41,6 +41,7 @@ def test_every_rung_survives_yaml(slot, technique, tmp_path):
     ({"optimizer": {"betas": [0.9, 0.99]}}, ["optimizer", "name"]),
     ({"optimizer": {"name": "adamw", "betas": 1}}, ["optimizer.betas: 1 should be a list such as [0.9, 0.999]"]),
     ({"optimizer": {"name": "adamw", "betas": [0.9]}}, ["betas: [0.9] should be a list such as [0.9, 0.999]"]),
+    ({"max_steps": 1e30}, ["max_steps: 1e+30 should be a smaller integer"]),
     ({"report_to": 5}, ["report_to: 5 should be a list"]),
     ({"optimizer": None}, ["optimizer: 'null' is not known", "adamw"]),
     ({"checkpointing": {"name": "every-nth", "n": 0}}, ["checkpointing.n", "0", "greater than or equal to 1"]),

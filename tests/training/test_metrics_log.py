@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tightfit.errors import MissingLibrary, RecipeError
+from tightfit.errors import CheckpointError, MissingLibrary, RecipeError
+from tightfit.training.metrics_log import MetricsLog
 from tightfit.training.session import Session
 from tightfit.training.trainer import Trainer
 
@@ -33,3 +35,12 @@ def test_a_tracker_that_is_not_there_is_noticed_before_data_is_prepared(tiny, mo
         Trainer(recipe={**tiny, "report_to": tracker}).train()
     assert str(raised.value).startswith(said)
     assert not Path(tiny["output_dir"]).exists()
+
+
+def test_a_full_disk_is_said_with_what_to_do(tiny, monkeypatch):
+    def full(log: MetricsLog, values: dict[str, object]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(MetricsLog, "write", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device\. Free some space, or write output_dir="):
+        Trainer(recipe=tiny).train()

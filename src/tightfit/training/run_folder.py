@@ -105,7 +105,7 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            return Recipe.from_dict(read_yaml(path.read_text("utf-8"), "it"))
+            return Recipe.from_dict(read_yaml(path.read_text("utf-8")))
         except (OSError, UnicodeDecodeError, RecipeError) as error:
             raise RecipeError(
                 f"{path}: the recipe of this folder's run cannot be read ({error}); restore the file, or name another "

@@ -97,7 +97,8 @@ class Trainer:
                 try:
                     return self._train_recovering(session, folder, began, world)
                 except (OSError, SafetensorError) as error:
-                    raise CheckpointError(f"{folder.path}: {one_line(error)}") from error
+                    advice = f". {checkpoints.FREE_SPACE}" if "No space left" in str(error) else ""
+                    raise CheckpointError(f"{folder.path}: {one_line(error)}{advice}") from error
 
     def _train_recovering(self, session: Session, folder: RunFolder, began: float, world: World) -> Summary:
         """`_train`, and on with a recipe that takes less memory where the recipe's own is too much for the device.
@@ -175,8 +176,10 @@ class Trainer:
             self.listener.message(f"warning: nothing is learned of {counted(data.unlearned, 'training document')}: no "
                                   f"answer begins within seq_len={recipe.seq_len}, or there is none")
         if recipe.best_metric is not None and evaluation is None:
-            raise RecipeError(f"eval_{recipe.best_metric}: nothing is held out to measure it on; write "
-                              "data.eval_fraction=0.05, or data.eval_source=<other examples>")
+            from tightfit.recipe.best_metric import comparing_field  # for a message alone
+
+            raise RecipeError(f"{comparing_field(recipe)}: nothing is held out to measure {recipe.best_metric} on; "
+                              "write data.eval_fraction=0.05, or data.eval_source=<other examples>")
         if recipe.num_train_epochs is not None:
             recipe = recipe.with_steps(len(source))
             session = replace(session, recipe=recipe)

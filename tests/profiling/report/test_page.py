@@ -260,10 +260,13 @@ def test_bad_input_is_one_line_and_exit_2(tmp_path, run):
     profiles.save(empty(), good)
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "recipe.yaml").write_bytes(b"model: [\xff")
+    (tmp_path / "blank").mkdir()
+    (tmp_path / "blank" / "recipe.yaml").touch()
     damaged = f"{tmp_path / 'damaged' / 'recipe.yaml'}: the recipe of this folder's run cannot be read"
     for words, expected in (((tmp_path,), "holds no profile"), ((tmp_path / "gone",), "no such folder"),
                             ((good, tmp_path), "holds no profile"), ((good, tmp_path / "damaged"), damaged),
                             ((tmp_path / "damaged",), damaged),
+                            ((tmp_path / "blank",), "cannot be read (the file is empty; write "),
                             ((good, "--output", tmp_path / "no" / "x.html"), "--output")):
         status, out, err = run(*words)
         assert (status, out) == (2, "")
