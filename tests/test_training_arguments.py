@@ -112,7 +112,7 @@ def test_each_argument_round_trips_or_is_refused_by_name(field):
     assert back[field.name] == given[field.name]
     assert built(back) == built(given)
     assert Recipe.from_training_arguments(back, attention="sdpa") == recipe
-    assert Recipe.from_dict(read_yaml(to_yaml(recipe.to_dict()), "")) == recipe
+    assert Recipe.from_dict(read_yaml(to_yaml(recipe.to_dict()))) == recipe
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -349,7 +349,7 @@ def test_what_transformers_4_wrote_is_read(tmp_path):
     assert aside == {"logging_dir": "out/runs"}
     resolved = recipe.override(attention="sdpa", micro_batch_size=8, loading={"workers": 0})
     built(training_arguments(resolved))  # today's class takes what it gives back
-    assert read_yaml(to_yaml(recipe.to_dict()), "")["hugging_face"]["logging_dir"] == "out/runs"
+    assert read_yaml(to_yaml(recipe.to_dict()))["hugging_face"]["logging_dir"] == "out/runs"
 
 
 @pytest.mark.parametrize(("old", "today"), [

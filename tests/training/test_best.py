@@ -119,7 +119,7 @@ def test_the_names_of_metrics_may_have_their_prefix():
 
 
 def test_nothing_held_out_is_refused(tiny):
-    with pytest.raises(RecipeError, match=r"eval_loss: nothing is held out .*eval_fraction"):
+    with pytest.raises(RecipeError, match=r"load_best_model_at_end: nothing is held out .*eval_fraction"):
         Trainer(recipe={**tiny, **WATCHED, "data": {"source": "dummy", "eval_fraction": 0}}).train()
 
 

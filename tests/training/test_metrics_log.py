@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
+from tightfit.errors import CheckpointError, MissingLibrary, RecipeError
+from tightfit.training.metrics_log import MetricsLog
+from tightfit.training.session import Session
 from tightfit.training.trainer import Trainer
 
 
@@ -15,3 +21,26 @@ def test_trackers_are_told_what_the_file_holds(tiny):
     found = {name for file in events for name in read(str(file)).Reload().Tags()["scalars"]}
     assert {"loss", "grad_norm", "learning_rate", "num_input_tokens_seen", "peak_memory", "eval_accuracy",
             "eval_perplexity"} <= found
+
+
+@pytest.mark.parametrize(("tracker", "error", "said"), [
+    ("wandb", MissingLibrary, "report_to=wandb needs the library wandb, which is not installed; run: pip install"),
+    ("tensorbored", RecipeError, "report_to: 'tensorbored' is not known; did you mean 'tensorboard'?"),
+])
+def test_a_tracker_that_is_not_there_is_noticed_before_data_is_prepared(tiny, monkeypatch, tracker, error, said):
+    tracking = import_module("accelerate.tracking")
+    monkeypatch.setattr(tracking, "_available_trackers", [])
+    monkeypatch.setattr(Session, "prepare", lambda *arguments: pytest.fail("data was prepared"))
+    with pytest.raises(error) as raised:
+        Trainer(recipe={**tiny, "report_to": tracker}).train()
+    assert str(raised.value).startswith(said)
+    assert not Path(tiny["output_dir"]).exists()
+
+
+def test_a_full_disk_is_said_with_what_to_do(tiny, monkeypatch):
+    def full(log: MetricsLog, values: dict[str, object]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(MetricsLog, "write", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device\. Free some space, or write output_dir="):
+        Trainer(recipe=tiny).train()

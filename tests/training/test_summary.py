@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tightfit.training.summary import Summary
 
 
@@ -10,6 +12,9 @@ def test_a_rate_stands_beside_the_seconds_that_it_is_of() -> None:
                    data_wait_seconds=0.0, samples_per_second=160.0, tokens_per_second=5_120.0, peak_memory=1 << 20,
                    device="CPU")  # fmt: skip
     rows = dict(made.rows())
-    assert rows["steps"] == "0.5 s for 20 steps on CPU"
+    assert rows["steps"] == "0.5 s for 20 of 30 steps, since resuming, on CPU"
     assert rows["throughput"] == "160.0 samples/s, 5,120 tokens/s in those steps"
-    assert rows["whole run"].startswith("3.9 s: loading")
+    assert rows["whole run"].startswith("3.9 s since resuming: loading")
+    in_one_piece = dict(replace(made, first_step=0).rows())
+    assert in_one_piece["steps"] == "0.5 s for 30 steps on CPU"
+    assert in_one_piece["whole run"].startswith("3.9 s: loading")

@@ -12,12 +12,12 @@ from tightfit.profiling import AGAINST, REPORT
 from tightfit.profiling.profile import home_of, how_to_profile, load
 from tightfit.profiling.report.compare import headline, in_columns, records_by_figure, side_by_side
 from tightfit.profiling.report.page import report, report_of_runs
-from tightfit.training.summary import record_of
+from tightfit.training.record import record_of
 
 
 def run_report(run_dir: Path, other: Path | None = None, output: Path | None = None) -> Path:
-    """Draw the profile in `run_dir`, print its headline and where the report is, and return that path; of a run without
-    one, its figures and its losses.
+    """Draw the profile in `run_dir`, print its headline, the run's figures and where the report is, and return that
+    path; of a run without a profile, its figures and its losses.
 
     other: a second run's folder to compare with: headlines and profiles, or where one of the two has no profile, the
     figures and losses that both recorded. output: where it goes; by default `report.html` in `run_dir`, or with a
@@ -28,21 +28,21 @@ def run_report(run_dir: Path, other: Path | None = None, output: Path | None = N
     names, records = [str(folder) for folder in folders], [record_of(folder) for folder in folders]
     runs = [run for run in records if run is not None and run.recipe is not None]
     missing = next((how_to_profile(folder) for folder in folders if home_of(folder) is None), None)
+    alone = records[0] if other is None else None
+    recorded = [] if alone is None else [f"{name}: {value}" for name, value in alone.rows]
     if missing is not None and len(runs) == len(folders):
         page = report_of_runs(runs, names, missing)
-        said = "\n".join(f"{name}: {value}" for name, value in runs[0].rows) if other is None else in_columns(
-            [("", *names), *records_by_figure(*runs)])
-        said += f"\nno step was profiled: {missing}"
+        compared = [] if other is None else [in_columns([("", *names), *records_by_figure(*runs)])]
+        said = [*recorded, *compared, f"no step was profiled: {missing}"]
     else:
-        blank = [folder for folder, run in zip(folders, records, strict=True) if run is None]  # named before others
-        profiles = {folder: load(folder) for folder in dict.fromkeys([*blank, *folders])}
+        blank = [folder for folder, run in zip(folders, records, strict=True) if run is None or run.recipe is None]
+        profiles = {folder: load(folder) for folder in dict.fromkeys([*blank, *folders])}  # what lacks most, first
         profile, second = profiles[run_dir], None if other is None else profiles[other]
         page = report(profile, second, records[0], names)
-        said = headline(profile) if second is None else side_by_side(profile, second, names)
+        said = [headline(profile) if second is None else side_by_side(profile, second, names), *recorded]
     path = output or run_dir / (REPORT if other is None else f"{AGAINST}{other.resolve().name}.html")
     with writing(f"{path}: the report", "write --output elsewhere"):
         write_atomically(path, page)
     console = Console(soft_wrap=True)
-    console.print(said, markup=False, highlight=False)
-    console.print(f"report: {path}", markup=False, highlight=False)
+    console.print(*said, f"report: {path}", sep="\n", markup=False, highlight=False)
     return path

@@ -26,6 +26,7 @@ from tightfit.trace.lanes import Stretch
 FORMAT, VERSION = "tightfit-profile", 1
 VALUES = "profile.json"
 TRACES = ("measured", "predicted")
+OF_RUN = "recipe.yaml"
 LIMIT = 500_000
 """The most ops, and the most allocations, of a trace that are read for a report: more are sampled."""
 
@@ -132,7 +133,7 @@ def home_of(folder: Path) -> Path | None:
 
 def how_to_profile(folder: Path) -> str:
     """Hint on how to make a profile where a folder holds none."""
-    of_run = folder / "recipe.yaml"
+    of_run = folder / OF_RUN
     return (f"`tightfit profile {of_run} output_dir={folder}` writes one there" if of_run.is_file() else
             "write a folder that `tightfit profile RECIPE` made, or `tightfit train RECIPE profile_step=10`")
 
@@ -176,7 +177,9 @@ def _no_constant(text: str) -> float:
 def _missing(folder: Path) -> str:
     if not folder.exists():
         return "there is no such folder"
-    return "this folder holds no profile" if folder.is_dir() else "this is no folder"
+    if not folder.is_dir():
+        return "this is no folder"
+    return "this folder holds no profile" + ("" if (folder / OF_RUN).is_file() else f", and no {OF_RUN} of a run")
 
 
 def _damaged(path: Path, reason: object) -> ReportError:

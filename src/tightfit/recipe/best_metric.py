@@ -26,12 +26,16 @@ def reasons_against(metric: str, greater_is_better: bool) -> list[str]:
     return []
 
 
+def comparing_field(recipe: Recipe) -> str:
+    """The field by which a recipe compares evaluations, as it does."""
+    return next(name for name in FIELDS if getattr(recipe, name))
+
+
 def check_best(recipe: Recipe) -> None:
     """Raises RecipeError where a recipe compares evaluations that it does not make, or by what they do not measure."""
-    field = next(name for name in FIELDS if getattr(recipe, name))
     if recipe.eval_steps is None:
-        raise RecipeError(f"{field}: the recipe evaluates at its end alone, and there is no best of one; write "
-                          "eval_steps=epoch, or a number of steps")
+        raise RecipeError(f"{comparing_field(recipe)}: the recipe evaluates at its end alone, and there is no best of "
+                          "one; write eval_steps=epoch, or a number of steps")
     metric = recipe.metric_for_best_model or "loss"
     kind = "classes" if get_task(recipe.task).predicts == "class" else "tokens"
     if METRICS[metric].only_of not in (None, kind):

@@ -23,6 +23,9 @@ FIELDS: Mapping[str, str] = {
     "validation_file": "data.eval_source=...", "eval_dataset": "data.eval_source=...",
     "validation_split": "data.eval_split=...", "chat_template": "data.chat_template=...",
     "early_stopping": "early_stopping_patience=...", "patience": "early_stopping_patience=...",
+    "eval_strategy": "eval_steps=epoch, or a number of steps",
+    "save_strategy": "save_steps=epoch, or a number of steps",
+    "evaluation_strategy": "eval_steps=epoch, or a number of steps",
     "save_best": "load_best_model_at_end=true",
     "grad_clip": "max_grad_norm=...", "gradient_clipping": "max_grad_norm=...", "scheduler": "lr_scheduler_type=...",
 }  # fmt: skip

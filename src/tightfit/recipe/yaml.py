@@ -135,6 +135,8 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
     if error["type"] == "invalid_key":
         return f"{path}: {shown(error['input'])} is not the name of a field"
     message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ").partition(", unable")[0]
+    if error["type"] == "int_parsing_size":  # whose message is a sentence of its own
+        message = "a smaller integer"
     if error["type"] in ("tuple_type", "missing", "too_long"):
         default = getattr(fields.get(written[-1]), "default", None)
         message = "a list" + (f" such as {list(default)}" if isinstance(default, tuple) and default else "")
@@ -203,18 +205,19 @@ def _load(text: str) -> Any:
         loader.dispose()
 
 
-def read_yaml(text: str, origin: str) -> dict[str, Any]:
-    """A recipe file's plain values. Raises RecipeError for text that is not a YAML mapping."""
+def read_yaml(text: str, origin: str = "") -> dict[str, Any]:
+    """A recipe file's plain values. Raises RecipeError for text that is not a YAML mapping; it begins with `origin`."""
+    origin = origin and f"{origin}: "
     try:
         values = _load(text)
     except RecipeError as error:
-        raise RecipeError(f"{origin}: {error}") from None
+        raise RecipeError(f"{origin}{error}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
-        raise RecipeError(f"{origin}: not YAML: {' '.join(str(error).split())}") from None
+        raise RecipeError(f"{origin}not YAML: {' '.join(str(error).split())}") from None
     if values is None:
-        raise RecipeError(f"{origin}: the file is empty; write at least `model: gpt2`")
+        raise RecipeError(f"{origin}the file is empty; write at least `model: gpt2`")
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise RecipeError(f"{origin}: a recipe is a mapping of fields to values, such as `model: gpt2`")
+        raise RecipeError(f"{origin}a recipe is a mapping of fields to values, such as `model: gpt2`")
     return values
 
 

@@ -21,6 +21,8 @@ from tightfit.errors import CheckpointError, one_line
 from tightfit.tasks import IGNORE, Array
 
 MANIFEST = "checkpoint.json"
+FREE_SPACE = "Free some space, or write output_dir=... and run again"
+"""Advice where a disk is full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
         if isinstance(error, OSError) or "os error" in str(error) or "No space left" in str(error):
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {parent}: {one_line(error)}; "
-                "older checkpoints are untouched. Free some space, or write output_dir=... and run again"
+                f"older checkpoints are untouched. {FREE_SPACE}"
             ) from None
         raise
     return final

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,28 @@ from typing import Any, Self
 from tightfit.errors import MissingLibrary, RecipeError, install_command, nearest, one_line
 from tightfit.files import write_atomically
 from tightfit.recipe import Recipe
-from tightfit.training.run_folder import METRICS, RunFolder
+from tightfit.training.run_folder import METRICS, RunFolder, finite
+
+
+def require_trackers(recipe: Recipe) -> dict[str, Any]:
+    """Accelerate's classes of the trackers that a recipe names, by their names. Raises MissingLibrary where a library
+    of theirs is not installed, RecipeError for a name that is not known."""
+    if not recipe.report_to:
+        return {}
+    try:
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+        from accelerate.utils import LoggerType
+    except ImportError:
+        wanted = "tensorboard" if "tensorboard" in recipe.report_to else "accelerate"
+        raise MissingLibrary("accelerate", "report_to", install_command(wanted)) from None
+    known = {str(getattr(name, "value", name)): tracker for name, tracker in LOGGER_TYPE_TO_CLASS.items()}
+    missing = {kind.value for kind in LoggerType} - {kind.value for kind in get_available_trackers()}
+    for name in recipe.report_to:
+        if name not in known:
+            raise RecipeError(f"report_to: {name!r} is not known; {nearest(name, known)}")
+        if name in missing:
+            raise MissingLibrary(name, f"report_to={name}")
+    return {name: known[name] for name in recipe.report_to}
 
 
 class MetricsLog:
@@ -27,7 +47,7 @@ class MetricsLog:
         path, kept = folder / METRICS, []
         self.evaluations: list[dict[str, Any]] = []
         for line, values in RunFolder(folder).logged() if resume_step else ():
-            if values["step"] <= resume_step:
+            if values and values["step"] <= resume_step:
                 kept.append(line)
                 self.evaluations += [values] if "eval_loss" in values else []
         write_atomically(path, "".join(f"{line}\n" for line in kept))
@@ -39,28 +59,20 @@ class MetricsLog:
         self._file = path.open("a", 1, "utf-8")
 
     def _start_trackers(self, recipe: Recipe, folder: Path) -> None:
-        if not recipe.report_to:
+        trackers = require_trackers(recipe)
+        if not trackers:
             return
-        try:
-            from accelerate import PartialState
-            from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-        except ImportError:
-            wanted = "tensorboard" if "tensorboard" in recipe.report_to else "accelerate"
-            raise MissingLibrary("accelerate", "report_to", install_command(wanted)) from None
-        known = {str(getattr(name, "value", name)): tracker for name, tracker in LOGGER_TYPE_TO_CLASS.items()}
-        if unknown := [name for name in recipe.report_to if name not in known]:
-            raise RecipeError(f"report_to: {unknown[0]!r} is not known; {nearest(unknown[0], known)}")
+        from accelerate import PartialState
+
         PartialState(cpu=recipe.device == "cpu")
         values = {name: value if isinstance(value, int | float | str) else str(value)
                   for name, value in recipe.to_dict().items()}
-        for name in recipe.report_to:
-            arguments = {"logging_dir": str(folder / "trackers")} if known[name].requires_logging_directory else {}
+        for name, kind in trackers.items():
+            arguments = {"logging_dir": str(folder / "trackers")} if kind.requires_logging_directory else {}
             try:
-                tracker = known[name](folder.name, **arguments)
+                tracker = kind(folder.name, **arguments)
                 tracker.start()
                 tracker.store_init_configuration(values)
-            except ImportError:
-                raise MissingLibrary(name, f"report_to={name}") from None
             except Exception as error:  # each tracker has exceptions of its own
                 raise RecipeError(f"report_to: {name} cannot start: {one_line(error)}") from None
             self._trackers.callback(tracker.finish)
@@ -68,8 +80,7 @@ class MetricsLog:
 
     def write(self, values: dict[str, Any]) -> None:
         """Write down what was measured at `values["step"]`."""
-        finite = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        self._file.write(json.dumps(finite(values), allow_nan=False) + "\n")
         for log in self._logs:
             log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
 

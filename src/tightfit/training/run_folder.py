@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,12 @@ def run_path(recipe: Recipe, name: str) -> Path:
     return Path(recipe.output_dir or Path("runs") / folder_name(name)).expanduser()
 
 
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as they are written down: None for what is not a finite number."""
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()}
+
+
 def folder_name(name: str) -> str:
     """The name of a recipe or model as a folder's: `mine` for `mine.yaml`, `owner--model` for `owner/model`, `model`
     for `../model`."""
@@ -98,7 +105,7 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            return Recipe.from_dict(read_yaml(path.read_text("utf-8"), "it"))
+            return Recipe.from_dict(read_yaml(path.read_text("utf-8")))
         except (OSError, UnicodeDecodeError, RecipeError) as error:
             raise RecipeError(
                 f"{path}: the recipe of this folder's run cannot be read ({error}); restore the file, or name another "
@@ -125,13 +132,14 @@ class RunFolder:
         write_atomically(self.path / name, json.dumps(values, indent=2) + "\n")
 
     def logged(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The lines of metrics that the run has written, each as it stands and by its values."""
+        """The lines of metrics that the run has written, each as it stands and by its values; those of a damaged one,
+        such as the last of a run cut off, are empty."""
         path = self.path / METRICS
         for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
-            with suppress(ValueError, RecursionError):  # such as the last line of a run cut off
+            values = None
+            with suppress(ValueError, RecursionError):
                 values = json.loads(line)
-                if isinstance(values, dict) and isinstance(values.get("step"), int):
-                    yield line, values
+            yield line, values if isinstance(values, dict) and isinstance(values.get("step"), int) else {}
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a run that finished here; None where there is none that can be read."""

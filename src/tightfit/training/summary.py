@@ -4,11 +4,12 @@ and a sample of what the model writes."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import ConfigDict, TypeAdapter
 
 from tightfit.errors import OutOfMemory
 from tightfit.metrics import metrics_text
@@ -16,7 +17,7 @@ from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.text import percent, size
-from tightfit.training.run_folder import RunFolder
+from tightfit.training.run_folder import finite
 
 if TYPE_CHECKING:
     from tightfit.backends.base import Step
@@ -82,16 +83,17 @@ class Summary:
     output_dir: str = ""
     losses: tuple[float, ...] = field(default=(), repr=False)
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
     def to_dict(self) -> dict[str, Any]:
-        values = asdict(self)
+        values = finite(asdict(self))
         values.pop("losses")
         return values
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The summary that `to_dict` gave. Raises TypeError for other fields."""
-        known: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-        return cls(**known)
+    def read(cls, path: Path) -> Self:
+        """The summary in a file. Raises OSError, and ValueError for one that is damaged or of another version."""
+        return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each figure, as a person reads them."""
@@ -99,10 +101,13 @@ class Summary:
         # A sample without tokens, such as a picture, counts as one.
         tokens = f", {self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second > self.samples_per_second else ""
         memory = "peak allocated" if self.device != "CPU" else "peak resident"
+        resumed = self.first_step > 0
+        steps = f"{self.steps - self.first_step} of {self.steps} steps, since resuming," if resumed else (
+            f"{self.steps} steps")
         rows = [
-            ("steps", f"{self.training_seconds:.1f} s for {self.steps - self.first_step} steps on {self.device}"),
+            ("steps", f"{self.training_seconds:.1f} s for {steps} on {self.device}"),
             ("throughput", f"{self.samples_per_second:,.1f} samples/s{tokens} in those steps"),
-            ("whole run", f"{self.seconds:.1f} s: loading, steps, evaluation and saving"),
+            ("whole run", f"{self.seconds:.1f} s{' since resuming' * resumed}: loading, steps, evaluation and saving"),
             (memory, size(self.peak_memory) + ", of the whole process" * (self.device == "CPU")),
         ]
         if self.context_memory is not None:
@@ -186,44 +191,6 @@ def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, n
     of_which = f", of which {' and '.join(parts)}{weights and ','}" if parts else ""
     return (f"{model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples, "
             f"{global_batches:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")
-
-
-LOGGED: Sequence[tuple[str, str, Callable[[Any], str]]] = (
-    ("steps so far", "step", "{:,}".format), ("loss", "loss", "{:.4f}".format),
-    ("held-out loss", "eval_loss", "{:.4f}".format),
-    ("throughput", "samples_per_second", "{:,.1f} samples/s".format), ("peak memory", "peak_memory", size),
-)  # fmt: skip
-"""Figures of a run's lines of metrics: names, keys and forms."""
-
-
-MOST = 1e100
-"""Numbers in a run's metrics are below it; what is not, or is no number, is left out."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """Record of a run, read from its folder. rows: name and value of each figure, as a person reads them. lines: of its
-    metrics, each a mapping with its step. recipe: None where it is not kept."""
-
-    rows: Sequence[tuple[str, str]]
-    lines: Sequence[dict[str, Any]]
-    recipe: Recipe | None = None
-
-
-def record_of(folder: Path) -> Record | None:
-    """The record of the run in a folder: of one that has not finished, by what it has logged; None where nothing can
-    be read. Raises RecipeError for a recipe that is damaged."""
-    run, lines = RunFolder(folder), list[dict[str, Any]]()
-    recipe = run.saved_recipe()
-    with suppress(OSError):
-        lines += [{name: value for name, value in line.items() if isinstance(value, int | float) and abs(value) < MOST}
-                  for _, line in run.logged()]
-    try:
-        return Record(Summary.from_dict(run.summary() or {}).rows(), lines, recipe)
-    except (TypeError, ValueError, AttributeError, OverflowError):  # none, or of another version
-        last = {name: value for line in lines for name, value in line.items()}
-        rows = [(name, form(last[key])) for name, key, form in LOGGED if key in last]
-        return Record(rows, lines, recipe) if rows else None
 
 
 def sample_text(recipe: Recipe, step: Step, data: Prepared, log: Callable[[str], None]) -> str | None:

@@ -22,7 +22,7 @@ from tightfit.text import counted
 from tightfit.training import checkpoints
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.loop import TrainingLoop
-from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
+from tightfit.training.metrics_log import MetricsLog, NullMetricsLog, require_trackers
 from tightfit.training.model_folder import finish_model, loaded_by
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.schedule import length_field, respaced
@@ -97,7 +97,8 @@ class Trainer:
                 try:
                     return self._train_recovering(session, folder, began, world)
                 except (OSError, SafetensorError) as error:
-                    raise CheckpointError(f"{folder.path}: {one_line(error)}") from error
+                    advice = f". {checkpoints.FREE_SPACE}" if "No space left" in str(error) else ""
+                    raise CheckpointError(f"{folder.path}: {one_line(error)}{advice}") from error
 
     def _train_recovering(self, session: Session, folder: RunFolder, began: float, world: World) -> Summary:
         """`_train`, and on with a recipe that takes less memory where the recipe's own is too much for the device.
@@ -158,6 +159,7 @@ class Trainer:
             if ignored := without_effect(recipe.hugging_face):
                 self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect "
                                       f"here: {', '.join(ignored)}")
+        require_trackers(recipe)  # before data is prepared
         session = open_session(recipe, self.listener.message, module=self.module, resumed=saved is not None and kept)
         session.check_memory(self.listener.message)
         return session
@@ -174,8 +176,10 @@ class Trainer:
             self.listener.message(f"warning: nothing is learned of {counted(data.unlearned, 'training document')}: no "
                                   f"answer begins within seq_len={recipe.seq_len}, or there is none")
         if recipe.best_metric is not None and evaluation is None:
-            raise RecipeError(f"eval_{recipe.best_metric}: nothing is held out to measure it on; write "
-                              "data.eval_fraction=0.05, or data.eval_source=<other examples>")
+            from tightfit.recipe.best_metric import comparing_field  # for a message alone
+
+            raise RecipeError(f"{comparing_field(recipe)}: nothing is held out to measure {recipe.best_metric} on; "
+                              "write data.eval_fraction=0.05, or data.eval_source=<other examples>")
         if recipe.num_train_epochs is not None:
             recipe = recipe.with_steps(len(source))
             session = replace(session, recipe=recipe)
@@ -278,8 +282,8 @@ def _finished(folder: RunFolder, recipe: Recipe, saved: Recipe | None) -> Summar
             return None
         recipe = saved
     try:
-        summary = Summary.from_dict(folder.summary() or {})
-    except TypeError:  # none, or one of another version
+        summary = Summary.read(folder.path / SUMMARY)
+    except (OSError, ValueError):  # none, or one of another version
         return None
     if summary.early_stopped and saved is not None:
         ended = ("best_metric", "early_stopping_patience", "early_stopping_threshold")

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -17,8 +18,14 @@ from tightfit.profiling import profile as profiles
 from tightfit.profiling.report.compare import recipe_changes
 from tightfit.profiling.report.page import View, report
 from tightfit.trace.file import SAMPLED
-from tightfit.training.summary import record_of
+from tightfit.training.record import record_of
+from tightfit.training.summary import Summary
 from tightfit.training.trainer import Trainer
+
+SUMMARY = Summary(steps=3, seconds=1.0, training_seconds=1.0, compile_seconds=0.0, data_wait_seconds=0.0,
+                  samples_per_second=1.0, tokens_per_second=2.0, peak_memory=1, device="CPU", eval_loss=1.5,
+                  eval_accuracy=0.25, eval_perplexity=4.5)  # fmt: skip
+NO_NUMBERS = (float("nan"), float("inf"), 10**400)
 
 
 @pytest.fixture(scope="module")
@@ -38,29 +45,46 @@ def test_all_of_it_is_there(page):
 
 
 def test_the_run_that_a_profile_is_of_is_there_where_it_finished(tmp_path):
-    def summary(**values: object) -> None:
-        (tmp_path / "summary.json").write_text(json.dumps({
-            "steps": 3, "seconds": 1.0, "training_seconds": 1.0, "compile_seconds": 0.0, "data_wait_seconds": 0.0,
-            "samples_per_second": 1.0, "tokens_per_second": 2.0, "peak_memory": 1, "device": "CPU", "eval_loss": 1.5,
-            "eval_accuracy": 0.25, "eval_perplexity": 4.5, **values}))
-
     assert "run" not in Read(report(profile())).ids
-    summary()
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY.to_dict()))
     read = Read(report(profile(), run=record_of(tmp_path)))
     assert "run" in read.ids
     assert "loss 1.5000, perplexity 4.50, accuracy 25.0%" in read.said
-    for wrong in ({"steps": "<b>"}, {"seconds": None}, {"eval_loss": []}, {"unheard": 1}, {"seconds": 10**400}):
-        summary(**wrong)
-        assert record_of(tmp_path) is None
 
 
-def test_numbers_that_no_run_writes_are_left_out_of_its_record(tmp_path):
-    lines = ['{"step": 1, "loss": 2.0}', '{"step": 2, "loss": NaN, "peak_memory": Infinity}',
-             f'{{"step": 3, "loss": {10**400}}}']
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+def test_values_that_are_not_known_are_left_out_of_a_record(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": null}\n{"step": 3, "lo')
     found = record_of(tmp_path)
-    assert found.lines == [{"step": 1, "loss": 2.0}, {"step": 2}, {"step": 3}]
+    assert found.lines == [{"step": 1, "loss": 2.0}, {"step": 2}]
     assert "run" in Read(report(profile(), run=found)).ids
+
+
+WRONG = {"empty": b"", "binary": b"\x80\x00\xff", "not JSON": b"{1}", "a list": b"[]", "deep": b"[" * 100_000}
+
+
+def test_damaged_files_of_a_run_are_one_line_and_exit_2(tmp_path, run):
+    profiles.save(profile(), tmp_path)
+    line, whole = {"step": 1, "loss": 2.0}, SUMMARY.to_dict()
+    wrong_lines = [{"step": "1"}, {"loss": 2.0}, *({**line, "loss": value} for value in ("<b>", [], *NO_NUMBERS))]
+    wrong_values = [{**whole, name: value} for name, value in (
+        ("steps", "<b>"), ("steps", 1.5), ("seconds", None), ("eval_loss", []), ("unheard", 1), ("device", 3),
+        ("metrics", {"balance_loss": float("inf")}), ("peak_memory", 10**400), *(("seconds", v) for v in NO_NUMBERS))]
+    damaged = [("metrics.jsonl", text) for text in (*WRONG.values(), *(json.dumps(each).encode() + b"\n" for each in
+                                                                       wrong_lines))]
+    damaged += [("summary.json", text) for text in (*WRONG.values(), *(json.dumps(v).encode() for v in wrong_values))]
+    for name, text in [*damaged, ("metrics.jsonl", None), ("summary.json", None)]:
+        (tmp_path / "summary.json").write_text(json.dumps(whole))
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        (tmp_path / name).unlink()
+        if text is None:
+            (tmp_path / name).mkdir()
+        else:
+            (tmp_path / name).write_bytes(text)
+        status, out, err = run(tmp_path)
+        assert (status, out, err.count("\n")) == (2, "", 1), (name, text)
+        assert err.startswith(f"tightfit: {tmp_path / name}: the file is damaged ("), err
+        if text is None:
+            (tmp_path / name).rmdir()
 
 
 def test_it_stands_alone(page):
@@ -188,7 +212,7 @@ def test_a_run_without_a_profile_shows_what_it_recorded_and_says_how_to_profile_
     if not finished:
         (folder / "summary.json").unlink()
         with (folder / "metrics.jsonl").open("a") as lines:
-            lines.write('{"step": 4, "loss": "<b>"}\n{"step": 4, "loss"')  # and the process ended
+            lines.write('{"step": 4, "loss"')  # and the process ended
     status, out, err = run(folder)
     assert (status, err) == (0, "")
     assert ("waiting for data: " if finished else "steps so far: 4\nloss: ") in out
@@ -201,6 +225,9 @@ def test_a_run_without_a_profile_shows_what_it_recorded_and_says_how_to_profile_
     assert [len(training["x"]), len(held_out["x"])] == [4, 2]
     logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()[:1]]
     assert f"{logged[0]['loss']:.4f}" in Read(page).said
+    figures = out[:out.index("no step was profiled")]
+    profiles.save(profile(), folder)
+    assert run(folder)[1].split("\n", 1)[1] == f"{figures}report: {folder / 'report.html'}\n"
 
 
 def test_runs_without_profiles_are_compared_by_what_they_recorded(tmp_path, run, tiny):
@@ -219,6 +246,10 @@ def test_runs_without_profiles_are_compared_by_what_they_recorded(tmp_path, run,
         stands_alone(page)
         assert "seed" in Read(page).said
         assert len(chart_data(page)["loss-chart"]) == 4
+    (folders[0] / "recipe.yaml").unlink()
+    rmtree(folders[0] / "profile")
+    for words in (folders, folders[::-1]):
+        assert run(*words)[2].startswith(f"tightfit: {folders[0]}: this folder holds no profile, and no recipe.yaml")
     status, _, err = run(folders[1], tmp_path / "gone")
     assert (status, err.count("\n")) == (2, 1)
     assert err.startswith(f"tightfit: {tmp_path / 'gone'}: there is no such folder")
@@ -229,10 +260,13 @@ def test_bad_input_is_one_line_and_exit_2(tmp_path, run):
     profiles.save(empty(), good)
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "recipe.yaml").write_bytes(b"model: [\xff")
+    (tmp_path / "blank").mkdir()
+    (tmp_path / "blank" / "recipe.yaml").touch()
     damaged = f"{tmp_path / 'damaged' / 'recipe.yaml'}: the recipe of this folder's run cannot be read"
     for words, expected in (((tmp_path,), "holds no profile"), ((tmp_path / "gone",), "no such folder"),
                             ((good, tmp_path), "holds no profile"), ((good, tmp_path / "damaged"), damaged),
                             ((tmp_path / "damaged",), damaged),
+                            ((tmp_path / "blank",), "cannot be read (the file is empty; write "),
                             ((good, "--output", tmp_path / "no" / "x.html"), "--output")):
         status, out, err = run(*words)
         assert (status, out) == (2, "")

@@ -16,7 +16,7 @@ from tightfit.profiling.step import ProfiledStep, module_of, op_class
 from tightfit.recipe.resume import differences
 from tightfit.tasks import TASKS
 from tightfit.trace import WALL_PHASES, Op, Phase
-from tightfit.training.summary import Record
+from tightfit.training.record import Record
 
 ORIGIN = "origin"
 PEAK = "peak allocated"

@@ -34,7 +34,7 @@ from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import to_yaml
 from tightfit.trace import CATEGORY_NAMES, WALL_PHASES, Phase, Place
 from tightfit.trace.file import sampling_notes
-from tightfit.training.summary import Record
+from tightfit.training.record import Record
 
 SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "copies": "Copies", "time": "Time",
             "ops": "Ops", "predicted": "Predicted", "readings": "Readings", "run": "Run", "about": "About"}  # fmt: skip
