@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tests.planning.search.declared import GIB, Declared, replay
 from tightfit.devices import Device
 from tightfit.errors import Refused
+from tightfit.planning.costs import FitRank
+from tightfit.planning.estimate import capacity as room
+from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.space import Space, micro_batch_sizes
 from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.recipe import Recipe
@@ -102,6 +108,21 @@ def test_the_allocators_setting_stays_open_on_gpus_where_it_is_not_pinned():
 def test_fields_are_written_as_a_person_writes_them():
     assert field_text("checkpointing", EveryNth(n=3)) == "checkpointing=every-nth checkpointing.n=3"
     assert field_text("expandable_segments", True) == "expandable_segments=true"
+
+
+@pytest.mark.parametrize("expandable", [True, False])
+def test_of_two_settings_that_leave_as_little_the_one_without_retries_is_taken(expandable):
+    device = replace(AMPERE, memory_bytes=GIB)
+
+    def replayed(trace, capacity, settings):
+        found, tight = replay(trace, capacity, settings), capacity < room(trace, device)
+        found.fits = "no" if tight else "yes" if settings.expandable_segments is expandable else "with-retries"
+        return found
+
+    tools = replace(Declared(parameters=1e3, sample=1.0, speeds={("bf16", "adamw"): 1e4}).tools(), replay=replayed)
+    space = Space(Recipe(), device)
+    cost = InProcess(tools).one(space.recipe_for(space.defaults, 1), device)
+    assert (cost.fit_rank, cost.recipe.expandable_segments) == (FitRank.TIGHT, expandable)
     one = Space(Recipe(), AMPERE).recipe_for(Space(Recipe(), AMPERE).defaults, 4)
     assert choices_text(one.model_copy(update={"micro_batch_size": 8}), one) == "micro_batch_size=8"
     assert choices_text(one, one) == "the same"
