@@ -52,6 +52,8 @@ def test_a_profile_is_measured_predicted_kept_and_drawn(run, tmp_path):
         assert json.load(file)["traceEvents"]
     assert "tokens/s" in (folder / "report.html").read_text("utf-8")
 
+    assert found.tokens == 4 * 16
+
     status, out, _ = run("report", "runs/tiny", "runs/tiny")
     assert status == 0
     assert (folder / "report-against-tiny.html").stat().st_size < 8 << 20

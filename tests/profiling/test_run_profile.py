@@ -15,7 +15,8 @@ from tightfit.backends.pytorch.measure import step_profiler
 from tightfit.backends.pytorch.measure.marks import Marks
 from tightfit.commands.report import run_report
 from tightfit.profiling import profile as profiles
-from tightfit.profiling.measure import profiled_step
+from tightfit.profiling.measure import profile_recipe, profiled_step
+from tightfit.profiling.report.compare import figures
 from tightfit.recipe import Recipe
 from tightfit.trace import WALL_PHASES, Phase
 from tightfit.training.listeners import Listener
@@ -164,3 +165,16 @@ def test_a_prediction_that_fails_leaves_the_measurement(run, plain, monkeypatch)
     assert found.predicted is None
     assert found.measured.ops
     assert any("no way to trace it" in note for note in found.notes)
+
+
+def test_tokens_of_rows_shorter_than_the_longest_count_without_padding(run, tmp_path):
+    rows = [{"text": "a b c d"[: 1 + 2 * (number % 4)], "label": number % 2} for number in range(64)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    values = {**run, "task": "sequence-classification", "num_labels": 2, "data": str(tmp_path / "rows.jsonl"),
+              "vocab_size": 300}
+    found, _, _ = profile_recipe(Recipe.from_dict(values))
+    assert 8 <= found.tokens <= 8 * 4
+    rate = next(figures(found))
+    assert (rate.name, rate.value) == ("tokens/s", pytest.approx(found.tokens / found.step_seconds))
+    train({**values, "profile_step": 5})
+    assert 8 <= profiles.load(Path(run["output_dir"])).tokens <= 8 * 4

@@ -6,9 +6,10 @@ What a run learns is the same without its profile: the step is followed, not cha
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tightfit.backends import load_backend
@@ -59,16 +60,23 @@ def profile_recipe(
     data = session.prepare(progress=listener.preparing)
     build = session.build()
     step = backend.step(build)
-    global_batches = step.global_batches(GlobalBatchLoader(data.train, recipe), 0, GLOBAL_BATCHES)
+    global_batches, tokens = step.global_batches(GlobalBatchLoader(data.train, recipe), 0, GLOBAL_BATCHES), list[int]()
+
+    def counted() -> Iterator[Any]:
+        for global_batch in global_batches:
+            tokens.append(global_batch.tokens)
+            yield global_batch
+
     listener.message("measuring: a few steps as they are, then one with every op followed")
     try:
         with watch(device) as readings:
-            measured = measure(backend, step, global_batches, chrome_trace=chrome_trace)
+            measured = measure(backend, step, counted(), chrome_trace=chrome_trace)
     except OutOfMemory as error:
         raise with_suggestions(error, recipe, device) from None
     listener.message("predicting the same step")
     predicted = prediction(backend, recipe, device)
-    profile = profile_of(recipe, device, measured, predicted, notes=tuple(build.notes), readings=readings)
+    profile = profile_of(recipe, device, measured, predicted, fmean(tokens[WARM_UP:]), notes=tuple(build.notes),
+                         readings=readings)
     return profile, measured, session.plan
 
 
@@ -82,16 +90,17 @@ def prediction(backend: Backend, recipe: Recipe, device: Device, module: Any = N
 
 
 def profile_of(
-    recipe: Recipe, device: Device, measured: Measurement, predicted: Mapping[str, Any], *,
+    recipe: Recipe, device: Device, measured: Measurement, predicted: Mapping[str, Any], tokens: float, *,
     notes: Sequence[str] = (), readings: Readings | None = None,
 ) -> Profile:  # fmt: skip
-    """The profile of a measurement, with the fields that `prediction` gave. readings: of the card, while steps ran."""
+    """The profile of a measurement, with the fields that `prediction` gave. tokens: of a step, as of a Profile.
+    readings: of the card, while steps ran."""
     target = own_target(device)
     offloads = bool(measured.trace.lying_in(Place.HOST)) and bool(measured.lanes)
     lanes = {**({"measured": measured.lanes} if offloads else {}), **predicted.get("lanes", {})}
     kept = dict.fromkeys([*notes, *predicted["notes"]])
     return Profile(
-        recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds,
+        recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds, tokens=tokens,
         phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
         calibrated=target.calibration is not None, versions=_versions(recipe),
         readings={name: tuple(series) for name, series in (readings or {}).items()},
@@ -159,6 +168,7 @@ class RunProfile:
         self._profiler: StepProfiler | None = None
         self._timed = range(0)
         self._notes: tuple[str, ...] = ()
+        self._tokens = 0
         listener.message(f"predicting a step, to compare step {at} with")
         try:
             self._predicted = prediction(backend, recipe, device, module)
@@ -180,6 +190,7 @@ class RunProfile:
     def take(self, global_batch: Any, learning_rate: float) -> PendingResult:
         """Take step `at`."""
         assert self._profiler is not None
+        self._tokens = global_batch.tokens
         return self._profiler.profiled(global_batch, learning_rate)
 
     def keep(self) -> None:
@@ -188,7 +199,7 @@ class RunProfile:
         try:
             measured = self._profiler.measurement(self._folder / CHROME_TRACE)
             notes = (f"step {self.at} of a training run", *self._notes)
-            found = profile_of(self._recipe, self._device, measured, self._predicted, notes=notes)
+            found = profile_of(self._recipe, self._device, measured, self._predicted, self._tokens, notes=notes)
             keep_profile(found, measured, self._folder)
         except Exception as error:  # the run is worth more than its profile
             self._listener.message(f"warning: step {self.at} has no profile, and the run continues: {_sentence(error)}")

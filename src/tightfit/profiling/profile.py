@@ -39,6 +39,7 @@ def _resolved(values: Any) -> Recipe:
 
 
 Seconds = Annotated[float, Field(strict=True, ge=0, lt=1e18)]
+Tokens = Annotated[float, Field(strict=True, ge=0, lt=1e18)]
 Bytes = Annotated[int, Field(strict=True, ge=0, lt=10**18)]
 
 
@@ -48,6 +49,7 @@ class Profile:
 
     recipe: resolved. measured, predicted: None where there was none. step_seconds: of a step without instruments, the
         wait for its data included; the median of several; 0 where nothing was measured.
+    tokens: real ones that a measured step read, the mean of several (images: samples); 0 where that is not known.
     phase_seconds: the same by phase (data, forward, backward with recomputation, optimizer); they sum to it.
         predicted_seconds: the time model's, by the same phases; empty without a prediction.
     peak_bytes: the allocator's own figure where it has one, else the trace's; 0 where nothing was measured.
@@ -64,6 +66,7 @@ class Profile:
     recipe: Annotated[Recipe, BeforeValidator(_resolved)]
     device: Device
     step_seconds: Seconds
+    tokens: Tokens = 0.0
     measured: Trace | None = None
     predicted: Trace | None = None
     phase_seconds: Mapping[Phase, Seconds] = field(default_factory=dict)

@@ -33,9 +33,10 @@ def title(profile: Profile) -> str:
 
 
 def throughput(profile: Profile, seconds: float) -> tuple[float, str]:
-    """Tokens, or samples where there are no tokens, a second, and which of the two."""
+    """Tokens, or samples where there are no tokens, a second, and which of the two. Where it is not known how many a
+    step reads, its rows count as full."""
     recipe, task = profile.recipe, TASKS[profile.recipe.task]
-    work = recipe.batch_size * (recipe.seq_len if task.reads == "tokens" else 1)
+    work = profile.tokens or recipe.batch_size * (recipe.seq_len if task.reads == "tokens" else 1)
     return (work / seconds if seconds > 0 else 0.0), task.unit
 
 
