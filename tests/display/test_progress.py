@@ -11,13 +11,15 @@ from tightfit.display.progress import SearchProgress
 
 
 def test_lines_say_since_when_and_what_is_counted_of_how_many(monkeypatch):
-    clock = iter((100.0, 112.3, 115.0))
+    clock = iter((100.0, 112.3, 115.0, 120.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     console = Console(file=io.StringIO(), width=40, force_terminal=False)
     with SearchProgress(console, "planning", "traces", between=0.0) as progress:
         progress(3, 30, "whether [RTX 5090] would do")
+        progress(1, None, "that")
         progress(7, 7, "done")
-    assert console.file.getvalue() == "planning: 12 s, 3 of 30 traces done, now whether [RTX 5090] would do\n"
+    assert console.file.getvalue() == ("planning: 12 s, 3 of 30 traces done, now whether [RTX 5090] would do\n"
+                                       "planning: 15 s, 1 trace done, now that\n")
 
 
 def test_on_a_terminal_the_text_comes_after_the_bar():

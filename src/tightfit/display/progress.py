@@ -40,7 +40,8 @@ class SearchProgress:
 
     def __call__(self, done: int, total: int | None, text: str) -> None:
         of = "" if total is None else f" of {total}"
-        line = f"{done}{of} {self._counted} done, now {text}"
+        things = self._counted.removesuffix("s") if done == 1 and total is None else self._counted
+        line = f"{done}{of} {things} done, now {text}"
         self._bar.update(self._task, description=line, completed=done, total=total)
         now = time.monotonic()
         if self._bar.disable and done != total and now - self._last >= self._between:
