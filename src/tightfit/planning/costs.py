@@ -72,6 +72,11 @@ class Memory:
         return max(needed, self.capacity + self.context) + self.host_missing if self.host_missing else needed
 
     @property
+    def host_too_small(self) -> bool:
+        """Whether the host's memory would not serve without any activations there either."""
+        return self.host_missing > self.host_by_category.get("activations", 0)
+
+    @property
     def host_needed(self) -> int:
         """Bytes of a host's memory that would serve where this one's do not, as large a share of it free."""
         there = self.host - self.host_missing + self.host_margin

@@ -1,8 +1,13 @@
-"""Largest size that fits a memory limit, by secant search."""
+"""Largest size that fits a memory limit, by secant search, and the sizes to choose from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
+
+def halvings(size: int) -> list[int]:
+    """The halves of a size, their halves, and so on down to 1, rounded down; ascending, without the size itself."""
+    return [size >> times for times in range(size.bit_length() - 1, 0, -1)]
 
 
 def largest_that_fits(sizes: Sequence[int], needs: Callable[[int], float], room: float) -> int | None:

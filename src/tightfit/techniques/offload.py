@@ -153,7 +153,8 @@ class Host(Offload):
         return sum(share > 0 for share in shares) * super().slowdown(device)
 
     def redundant(self, recipe: Recipe, written: Recipe) -> bool:
-        """What blocks keep for the backward pass waits as well, and is little where it is not to be waited for."""
+        """Whether activations wait as well though checkpointing leaves so many of them that their copies take longer
+        than a block computes."""
         chosen = recipe.checkpointing
         keeps_much = chosen != "auto" and chosen.kept_share > MOST_COPIED
         return bool(self.shares.activations) and keeps_much and written.checkpointing == "auto"

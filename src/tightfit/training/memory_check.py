@@ -58,11 +58,10 @@ def _check_on_processor(
     peak = peak_of(micro)
     if peak <= free:
         return
-    from tightfit.planning.largest import largest_that_fits
+    from tightfit.planning.largest import halvings, largest_that_fits
 
-    halves = [micro >> shift for shift in range(micro.bit_length() - 1, 0, -1)]
     rooms = [free, every] if peak > every else [free]
-    fits = next((fits for room in rooms if (fits := largest_that_fits(halves, peak_of, room))), None)
+    fits = next((fits for room in rooms if (fits := largest_that_fits(halvings(micro), peak_of, room))), None)
     advice = _advice(recipe, device, fits, peak_of(1))
     if peak > every:
         raise Refused(f"a step is predicted to take {size(peak)}, and this machine has {size(memory.total)}: the "
@@ -130,7 +129,7 @@ def _changes(recipe: Recipe, device: Device, memory: Memory) -> Iterator[tuple[s
     from tightfit.planning.suggestions import savings
 
     assert recipe.offload != "auto"
-    if memory.host_by_category["activations"] >= memory.host_missing:
+    if not memory.host_too_small:
         yield "offload.activations=0 (the rest stays on the GPU)", recipe.override(
             offload=recipe.offload.with_shares({"activations": 0}))
     for saving in [saving for saving in savings(recipe, device) if saving.field == "optimizer"][:NAMED]:

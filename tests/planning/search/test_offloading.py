@@ -137,7 +137,7 @@ def test_traces_are_counted_on_from_one_search_to_the_next():
 
 def test_states_in_host_memory_are_no_other_precision():
     space = Space(Recipe.from_dict({**FIELDS, "optimizer": "adamw", "checkpointing": "none", "compile": "off"}), CARD)
-    mild = [choice for choice in space.choices if space.level(choice) == (0, 0)]
+    mild = [choice for choice in space.combinations if space.level(choice) == (0, 0)]
     usual = {choice: usual_precision(SimpleNamespace(space=space, device=CARD), (choice, 1)) for choice in mild}
 
     at = space.fields.index("precision")

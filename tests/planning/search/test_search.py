@@ -34,7 +34,7 @@ def brute_force(toy, recipe, device):
     fit and what changes numerics; None where nothing fits."""
     space = Space(recipe, device)
     whole = Exploration(space, InProcess(toy.tools(), MARGIN), TraceBudget(limit=10**9))
-    whole.evaluate([(choice, micro) for choice in space.choices for micro in space.sizes])
+    whole.evaluate([(choice, micro) for choice in space.combinations for micro in space.sizes])
     best = whole.best()
     kept = {pair: found for pair, found in whole.found.items() if space.level(pair[0]) == (0, 0)}
     if not recipe.allow_numerics and any(found.fit_rank < 2 for found in kept.values()):

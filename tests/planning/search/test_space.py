@@ -24,7 +24,7 @@ CPU = Device(kind="cpu", name="CPU", memory_bytes=1)
 
 def names(recipe, device, slot, level=None):
     space = Space(recipe, device)
-    return {getattr(space.recipe_for(c, 1), slot).name for c in space.choices if level in (None, space.level(c))}
+    return {getattr(space.recipe_for(c, 1), slot).name for c in space.combinations if level in (None, space.level(c))}
 
 
 @pytest.mark.parametrize(("batch", "expected"), [
@@ -45,13 +45,13 @@ def test_the_mildest_level_changes_no_numerics():
         assert names(Recipe(), device, "precision", (0, 0)) == precision
         assert names(Recipe(), device, "optimizer", (0, 0)) == {"adamw"}
         space = Space(Recipe(), device)
-        assert all(space.numerics(space.recipe_for(c, 1)) == () for c in space.choices if space.level(c) == (0, 0))
+        assert all(space.numerics(space.recipe_for(c, 1)) == () for c in space.combinations if space.level(c) == (0, 0))
 
 
 def test_levels_go_from_mild_to_harsh():
     """8-bit and bf16 states, then 16-bit weights, then 4-bit states, then another learning rate."""
     space, by_level = Space(Recipe(), AMPERE), {}
-    for choice in space.choices:
+    for choice in space.combinations:
         recipe = space.recipe_for(choice, 1)
         by_level.setdefault(space.level(choice), set()).add((recipe.precision.name, recipe.optimizer.name))
     assert sorted(by_level) == [(0, 0), (1, 1), (2, 2), (2, 3), (3, 3), (3, 5), (4, 4)]
@@ -64,25 +64,25 @@ def test_levels_go_from_mild_to_harsh():
 
 def test_every_kind_of_checkpointing_is_weighed():
     space = Space(Recipe(), AMPERE)
-    assert len({repr(space.recipe_for(c, 1).checkpointing) for c in space.choices}) == 11
-    budgets = [c for c in space.choices if space.recipe_for(c, 1).checkpointing.name == "memory-budget"]
+    assert len({repr(space.recipe_for(c, 1).checkpointing) for c in space.combinations}) == 11
+    budgets = [c for c in space.combinations if space.recipe_for(c, 1).checkpointing.name == "memory-budget"]
     assert {space.recipe_for(c, 1).compile.name for c in budgets} == {"per-block"}
 
 
 def test_the_usual_combination_comes_first():
     for device, precision in ((AMPERE, "bf16"), (VOLTA, "fp16"), (CPU, "fp32")):
         space = Space(Recipe(), device)
-        first = space.recipe_for(space.choices[0], 1)
-        assert space.choices[0] == space.defaults
+        first = space.recipe_for(space.combinations[0], 1)
+        assert space.combinations[0] == space.defaults
         assert (first.precision.name, first.attention.name, first.compile.name) == (precision, "sdpa", "off")
-        non_defaults = [space.non_defaults(choice) for choice in space.choices]
+        non_defaults = [space.non_defaults(choice) for choice in space.combinations]
         assert non_defaults == sorted(non_defaults)
 
 
 def test_nothing_refused_is_weighed_and_pins_stay():
     recipe = Recipe(optimizer="lion", precision="bf16-pure", checkpointing="mlp")
     space = Space(recipe, AMPERE)
-    for choice in space.choices:
+    for choice in space.combinations:
         resolved = space.recipe_for(choice, 2)
         assert resolved.refusals(AMPERE) == []
         assert (resolved.optimizer, resolved.precision, resolved.checkpointing) == (
@@ -93,7 +93,7 @@ def test_nothing_refused_is_weighed_and_pins_stay():
 def test_generating_weighs_formats_and_kernels_alone():
     space = Space(Recipe(mode="inference"), AMPERE)
     assert set(space.fields) == {"precision", "attention"}
-    assert len(space.choices) == 6
+    assert len(space.combinations) == 6
     assert space.recipe_for(space.defaults, 1).precision.full_eval
 
 
@@ -137,7 +137,7 @@ def test_of_two_settings_that_leave_as_little_the_one_without_retries_is_taken(e
 ])
 def test_contradictory_pins_are_named(pins, device, words):
     with pytest.raises(Refused) as caught:
-        _ = Space(Recipe.from_dict(pins), device).choices
+        _ = Space(Recipe.from_dict(pins), device).combinations
     assert ";" not in str(caught.value).partition("; write")[0]  # what stands against every combination, nothing else
     for word in words:
         assert word in str(caught.value)

@@ -59,7 +59,7 @@ def no_mask(batch: TensorBatch) -> dict[str, Any]:
 
 
 def nothing_gathered() -> None:
-    """Weights are whole where they are."""
+    """Drops nothing: a model on one device has its weights whole."""
 
 
 def no_sync(last: bool) -> AbstractContextManager[None]:
@@ -83,7 +83,7 @@ class Build:
     stacks: the model's repeated blocks, one tuple for each stack (an encoder-decoder has two), in forward order.
     mask_arguments: keyword arguments that say which positions may see each other; a value of None leaves one out.
     forward_contexts: entered around every forward pass and its loss (autocast).
-    settings: process settings held while steps run (tf32, the allowed SDPA kernels), entered once by `session`.
+    settings: process settings held while steps run (tf32, the allowed SDPA kernels), entered by who takes steps.
     loss: over the model's outputs and its head.
     loss_scaling: whether gradients are scaled up for fp16.
     optimizer_factory: makes the optimizer from the finished model.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tightfit.errors import Refused
+from tightfit.planning.largest import halvings
 from tightfit.planning.plan import Change
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
@@ -57,11 +58,11 @@ def _changes(exploration: Exploration, least: Evaluated, usable: int) -> Iterato
     recipe, memory = exploration.space.recipe, least.estimate.memory
     for saving in savings(recipe, exploration.device):
         yield _with(exploration, least, saving)
-    fixed = least.held > usable or memory.host_missing > memory.host_by_category.get("activations", 0)
+    fixed = least.held > usable or memory.host_too_small
     if fixed or TASKS[recipe.task].reads != "tokens":
         return  # no shorter sequence changes what weights, gradients and states take
-    halves = [recipe.seq_len >> times for times in range(recipe.seq_len.bit_length(), 0, -1)]
-    found = exploration.largest(least.recipe, [length for length in halves if length >= SHORTEST], ("seq_len",))
+    shorter = [length for length in halvings(recipe.seq_len) if length >= SHORTEST]
+    found = exploration.largest(least.recipe, shorter, ("seq_len",))
     if found is not None:
         yield Change(text=f"seq_len={found.recipe.seq_len}", why="shorter sequences", estimate=found.estimate)
 
@@ -81,7 +82,7 @@ def _with(exploration: Exploration, least: Evaluated, saving: Saving) -> Change 
         if changed.refusals(device):  # what a change needs of an open field, the search finds
             try:
                 opened = Space(space.recipe.override(**changes), device)
-                changed = opened.recipe_for(opened.least_memory(opened.choices), micro)
+                changed = opened.recipe_for(opened.least_memory(opened.combinations), micro)
             except Refused:
                 return None
         found = exploration.evaluate_one(changed, f"whether {text} would do")
@@ -116,8 +117,7 @@ def _micro(found: Evaluated) -> int:
 
 def _smaller_batch(exploration: Exploration, nearest: Evaluated) -> tuple[Change | None, str]:
     """The largest batch of inference, halving, with which the nearest combination fits, and that as a sentence."""
-    batches = [nearest.recipe.batch_size >> shift for shift in range(nearest.recipe.batch_size.bit_length())][:0:-1]
-    found = exploration.largest(nearest.recipe, batches, ("batch_size", MICRO))
+    found = exploration.largest(nearest.recipe, halvings(nearest.recipe.batch_size), ("batch_size", MICRO))
     if found is None:
         return None, "No smaller batch would make it fit, not even batch_size=1."
     change = Change(text=f"batch_size={found.recipe.batch_size}", why="fewer at once", estimate=found.estimate)

@@ -19,7 +19,7 @@ from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair,
 from tightfit.planning.search.forecast import FieldValue
 from tightfit.planning.search.host_memory import evaluate_shares
 from tightfit.planning.search.more_gpus import evaluate_communication
-from tightfit.planning.search.space import LAST_RESORT, QUICK, Choice, Level
+from tightfit.planning.search.space import LAST_RESORT, QUICK, Combination, Level
 
 FIRST_TRIES = 4
 """Combinations that are tried until one can be built."""
@@ -38,7 +38,7 @@ class Probe(NamedTuple):
     there. unknown: values of which only rules of thumb are known.
     """
 
-    choice: Choice
+    choice: Combination
     micro: int
     speed: float
     fits: bool
@@ -79,15 +79,15 @@ def _start(exploration: Exploration) -> None:
     low = max((size for size in exploration.sizes if size <= high // 4), default=high)
     probes = [high] if exploration.budget.limit < 20 else list(dict.fromkeys((low, high)))
     first = space.first
-    starts = [choice for choice in space.choices
+    starts = [choice for choice in space.combinations
               if len(space.differing(choice, first)) <= 1 and space.level(choice) == (0, 0)]
     starts.sort(key=lambda choice: (choice != first, choice != space.defaults,
                                     [space.fields.index(field) for field in space.differing(choice, first)]))
-    for start in (starts or space.choices)[:FIRST_TRIES]:
+    for start in (starts or space.combinations)[:FIRST_TRIES]:
         exploration.evaluate([(start, micro) for micro in probes])
         if any(choice == start for choice, _ in exploration.found):
             exploration.unbuildable |= {(field, first[space.fields.index(field)])
-                                   for field in space.differing(start, first) if first in exploration.refused}
+                                        for field in space.differing(start, first) if first in exploration.refused}
             _drop_long_traces(exploration)
             return
     if exploration.failure is not None:
@@ -136,12 +136,12 @@ def _evaluate_harsher(exploration: Exploration) -> None:
                 return
 
 
-def _choices(exploration: Exploration, levels: Sequence[Level]) -> list[Choice]:
-    return [choice for choice in exploration.space.choices if exploration.space.level(choice) in levels]
+def _choices(exploration: Exploration, levels: Sequence[Level]) -> list[Combination]:
+    return [choice for choice in exploration.space.combinations if exploration.space.level(choice) in levels]
 
 
 def _search(
-    exploration: Exploration, choices: Sequence[Choice], with_margin: bool, *, first: bool = False
+    exploration: Exploration, choices: Sequence[Combination], with_margin: bool, *, first: bool = False
 ) -> bool:  # fmt: skip
     """Evaluate what may win of some combinations, as many as go side by side, or, with `first`, until one of them fits;
     of those that go side by side each teaches something of its own. Whether any fits."""
@@ -165,7 +165,7 @@ def _search(
         exploration.evaluate(wanted[: exploration.evaluator.side_by_side])
 
 
-def _probes(exploration: Exploration, choices: Sequence[Choice], with_margin: bool) -> list[Probe]:
+def _probes(exploration: Exploration, choices: Sequence[Combination], with_margin: bool) -> list[Probe]:
     """Combinations that may still be chosen: milder than the best one and nearly as fast, else faster than the fastest
     as mild by more than the clock's error."""
     level, best = exploration.space.level, exploration.best(with_margin)
@@ -181,7 +181,7 @@ def _probes(exploration: Exploration, choices: Sequence[Choice], with_margin: bo
             and probe.speed > (milder if best is not None and level(choice) < level(best[0]) else harsher)]
 
 
-def _probe(exploration: Exploration, choice: Choice, with_margin: bool) -> Probe | None:
+def _probe(exploration: Exploration, choice: Combination, with_margin: bool) -> Probe | None:
     """The micro-batch at which to evaluate a combination next; None where it fits nowhere or is dominated."""
     if choice in exploration.refused or _dominated(exploration, choice) or _lacks_host_memory(exploration, choice):
         return None
@@ -211,7 +211,7 @@ def _probe(exploration: Exploration, choice: Choice, with_margin: bool) -> Probe
     return Probe(choice, micro, speed, fits, forecast.unknown)
 
 
-def _lacks_host_memory(exploration: Exploration, choice: Choice) -> bool:
+def _lacks_host_memory(exploration: Exploration, choice: Combination) -> bool:
     """Whether the host's memory is too small for a combination at any micro-batch: by what is declared of weights,
     gradients and states, for it and the device together, or as one was traced that keeps no more of them there."""
     space, device = exploration.space, exploration.device
@@ -219,12 +219,12 @@ def _lacks_host_memory(exploration: Exploration, choice: Choice) -> bool:
     if not offloaded or not device.host_bytes:
         return False
     held = (space.bytes_per_parameter(choice) + offloaded) * exploration.forecasts.parameters
-    lacking = (other for (other, _), found in exploration.found.items() if found.lacks_host_memory)
+    lacking = (other for (other, _), found in exploration.found.items() if found.estimate.memory.host_too_small)
     return held > device.memory_bytes + device.host_bytes or any(
         space.offloaded_bytes_per_parameter(other) <= offloaded for other in lacking)
 
 
-def _dominated(exploration: Exploration, choice: Choice) -> bool:
+def _dominated(exploration: Exploration, choice: Combination) -> bool:
     """Whether it holds a value that cannot be built, or one that another is declared to beat in memory and time."""
     space, broken = exploration.space, exploration.unbuildable
     for field, value in zip(space.fields, choice, strict=True):
@@ -246,7 +246,7 @@ def _try_simpler(exploration: Exploration) -> None:
     batch = space.samples_per_device
     for other in space.undone(best[0]):
         known = other in exploration.refused or any(choice == other for choice, _ in exploration.found)
-        if known or other not in space.choices:
+        if known or other not in space.combinations:
             continue
         forecast = exploration.forecasts.of(other).best
         speed = exploration.speed_of(forecast.step_seconds(best[1], batch), space.recipe_for(other, best[1]))
@@ -260,7 +260,7 @@ def _least_host_memory(exploration: Exploration) -> None:
     space = exploration.space
     if not any(found.estimate.memory.host_missing for found in exploration.found.values()):
         return
-    offloading = [choice for choice in space.choices if space.offloaded_bytes_per_parameter(choice)
+    offloading = [choice for choice in space.combinations if space.offloaded_bytes_per_parameter(choice)
                   and space.trace_cost(choice) <= QUICK and not _dominated(exploration, choice)]
     if not offloading:
         return
@@ -280,7 +280,7 @@ def _smallest_memory_first(exploration: Exploration) -> None:
     """Evaluate what is likeliest to need least, where nothing is known to fit, until it is known."""
     batch = exploration.space.samples_per_device
     ends = dict.fromkeys([exploration.sizes[0], *[size for size in exploration.sizes if size == batch]])
-    exploration.considered = exploration.space.choices
+    exploration.considered = exploration.space.combinations
     for _ in range(3):
         pairs = [(choice, micro) for choice in exploration.considered for micro in ends
                  if choice not in exploration.refused and not _dominated(exploration, choice)]

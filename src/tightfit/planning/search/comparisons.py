@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.exploration import Exploration, Pair
-from tightfit.planning.search.space import Choice
+from tightfit.planning.search.space import Combination
 
 
 def evaluate_comparisons(exploration: Exploration) -> None:
@@ -17,7 +17,7 @@ def evaluate_comparisons(exploration: Exploration) -> None:
         return
     choice, micro = best
     larger = [(choice, other) for other in exploration.sizes if other > micro][:1]
-    plainer = [other for other in space.undone(choice) if other in space.choices and space.trace_cost(other) == 1]
+    plainer = [other for other in space.undone(choice) if other in space.combinations and space.trace_cost(other) == 1]
     exploration.compared = larger + [(other, micro) for other in plainer[:2]]
     usual = usual_precision(exploration, best)
     with suppress(TraceBudgetExceeded):
@@ -25,12 +25,12 @@ def evaluate_comparisons(exploration: Exploration) -> None:
         exploration.evaluate([(space.least_memory(usual), exploration.sizes[0])] if usual else [])
 
 
-def usual_precision(exploration: Exploration, best: Pair) -> list[Choice]:
+def usual_precision(exploration: Exploration, best: Pair) -> list[Combination]:
     """Combinations of the usual precision, where a choice keeps numerics and has another; else none."""
     space = exploration.space
     if "precision" not in space.fields or exploration.device.kind == "cpu" or space.level(best[0]) != (0, 0):
         return []
     at = space.fields.index("precision")
     usual = space.defaults[at]
-    alike = [choice for choice in space.choices if choice[at] == usual and space.level(choice) == (0, 0)]
+    alike = [choice for choice in space.combinations if choice[at] == usual and space.level(choice) == (0, 0)]
     return [] if best[0][at] == usual else alike

@@ -51,12 +51,6 @@ class Evaluated:
         return self.estimate.time.step_seconds
 
     @property
-    def lacks_host_memory(self) -> bool:
-        """Whether the host's memory would be too small without any activations there."""
-        memory = self.estimate.memory
-        return memory.host_missing > memory.host_by_category.get("activations", 0)
-
-    @property
     def passes_when_accumulating(self) -> int:
         """`passes` of a step with more micro-batches, which hold gradients; those of a step's only one do not."""
         micro = self.recipe.micro_batch_size

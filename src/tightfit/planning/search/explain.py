@@ -10,7 +10,7 @@ from tightfit.planning.estimate import Tools
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, startup, worst_rank
-from tightfit.planning.search.space import Choice
+from tightfit.planning.search.space import Combination
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -60,7 +60,7 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
     it with each departure undone, and its like in the usual precision; without one all that were evaluated, each where
     it needs least."""
     best = exploration.best()
-    large: dict[Choice, Evaluated] = {}
+    large: dict[Combination, Evaluated] = {}
     if best is None:
         for (choice, _), found in exploration.found.items():
             if choice not in large or found.estimate.memory.demand < large[choice].estimate.memory.demand:
@@ -73,8 +73,8 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
 
 
 def nearest_in_usual_precision(exploration: Exploration, best: Pair) -> Pair | None:
-    """Where a choice that keeps numerics has not the usual precision, since that leaves too little room: the evaluated
-    combination in it that comes nearest. None elsewhere."""
+    """The evaluated combination of the usual precision that comes nearest to fitting, beside a choice that keeps
+    numerics and has another precision, since the usual one leaves too little room. None elsewhere."""
     usual = usual_precision(exploration, best)
     near = [pair for pair in exploration.found if pair[0] in usual]
     least = min(near, key=lambda pair: exploration.found[pair].estimate.memory.used, default=None)

@@ -12,7 +12,7 @@ from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, without_allocator_setting
 from tightfit.planning.search.forecast import FieldValue, Forecasts
-from tightfit.planning.search.space import LAST_RESORT, Choice, Level, Space
+from tightfit.planning.search.space import LAST_RESORT, Combination, Level, Space
 from tightfit.planning.search.wording import choices_text
 from tightfit.planning.timing.uncertainty import seconds_error
 from tightfit.recipe import Recipe
@@ -26,7 +26,7 @@ MICRO = "micro_batch_size"
 RANKS = ((FitRank.SAFE, FitRank.AFTER_RETRIES), (FitRank.TIGHT,))
 """Ranks of what is chosen from, the better ones first."""
 
-Pair = tuple[Choice, int]
+Pair = tuple[Combination, int]
 
 
 class Exploration:
@@ -44,11 +44,11 @@ class Exploration:
         self.space, self.evaluator, self.budget, self.progress = space, evaluator, budget, progress
         self.device, self.for_run, self.keeps_numerics = space.device, for_run, keeps_numerics
         self.found: dict[Pair, Evaluated] = {}
-        self.refused: dict[Choice, str] = {}
+        self.refused: dict[Combination, str] = {}
         self.unbuildable: set[FieldValue] = set()
         self.failure: ModelError | None = None
         self.sizes = list(space.sizes)
-        self.considered: list[Choice] = []
+        self.considered: list[Combination] = []
         self.notes: list[str] = []
         self.compared: list[Pair] = []
         """Pairs to be shown beside the choice."""
@@ -60,7 +60,7 @@ class Exploration:
     def forecasts(self) -> Forecasts:
         """Forecasts fitted to all that was evaluated so far."""
         if self._forecasts is None:
-            points: dict[Choice, dict[int, Evaluated]] = {}
+            points: dict[Combination, dict[int, Evaluated]] = {}
             for (choice, micro), found in self.found.items():
                 points.setdefault(choice, {})[micro] = found
             self._forecasts = Forecasts(self.space, points)
@@ -74,7 +74,7 @@ class Exploration:
     @property
     def levels(self) -> list[Level]:
         """The levels of numerics of all combinations, the mildest first."""
-        return sorted({self.space.level(choice) for choice in self.space.choices})
+        return sorted({self.space.level(choice) for choice in self.space.combinations})
 
     def usable_bytes(self, with_margin: bool) -> int:
         """Bytes for the allocator, less the margin that is to stay free."""
@@ -139,7 +139,7 @@ class Exploration:
         error = seconds_error(difference, self.device, a.calibrated)
         return abs(a.step_seconds - b.step_seconds) <= (error or 0.0)
 
-    def fits(self, choice: Choice, with_margin: bool) -> bool:
+    def fits(self, choice: Combination, with_margin: bool) -> bool:
         """Whether a combination was found to fit at any micro-batch."""
         return any(found.fit_rank <= worst_rank(with_margin)
                    for (other, _), found in self.found.items() if other == choice)
@@ -216,7 +216,7 @@ class Exploration:
             largest_that_fits(sizes, needs, self.device.memory_bytes)
         return found[max(safe)] if (safe := [size for size, cost in found.items() if cost.estimate.safe]) else None
 
-    def _blame(self, choice: Choice) -> None:
+    def _blame(self, choice: Combination) -> None:
         """Hold the one value against it in which a combination that cannot be built differs from one that can."""
         working = {c for c, _ in self.found}
         for other in working:

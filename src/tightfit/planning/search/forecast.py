@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.space import Choice, Space
+from tightfit.planning.search.space import Combination, Space
 from tightfit.techniques import Technique
 
 HEURISTIC_SLACK = 0.3
@@ -126,15 +126,15 @@ class Forecast(NamedTuple):
 class Forecasts:
     """Forecasts of every combination of a space, from `points`: what was evaluated, by combination and micro-batch."""
 
-    def __init__(self, space: Space, points: Mapping[Choice, Mapping[int, Evaluated]]) -> None:
+    def __init__(self, space: Space, points: Mapping[Combination, Mapping[int, Evaluated]]) -> None:
         self.space, self.batch = space, space.samples_per_device
         self.parameters = next((found.parameters for known in points.values() for found in known.values()), 0)
-        self.cost_models: dict[Choice, CostModel] = {}
+        self.cost_models: dict[Combination, CostModel] = {}
         for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.non_defaults(c))):
             self.cost_models[choice] = CostModel.of(points[choice], self.batch, self._like(choice, points))
-        self._pairs: dict[tuple[str, Any, Any], list[tuple[Choice, Effect]]] = {}
-        self._forecasts: dict[Choice, Forecast] = {}
-        self._effects: dict[Choice, dict[FieldValue, Effect | None]] = {}
+        self._pairs: dict[tuple[str, Any, Any], list[tuple[Combination, Effect]]] = {}
+        self._forecasts: dict[Combination, Forecast] = {}
+        self._effects: dict[Combination, dict[FieldValue, Effect | None]] = {}
         for one, mine in self.cost_models.items():
             for other, its in self.cost_models.items():
                 fields = space.differing(one, other)
@@ -143,7 +143,7 @@ class Forecasts:
                     effect = mine.effect(its, max(points[other]), self.batch)
                     self._pairs.setdefault((fields[0], one[at], other[at]), []).append((one, effect))
 
-    def of(self, choice: Choice) -> Forecast:
+    def of(self, choice: Combination) -> Forecast:
         """The forecast of a combination; something must have been evaluated."""
         if choice in self.cost_models:
             return Forecast(self.cost_models[choice], self.cost_models[choice])
@@ -153,7 +153,7 @@ class Forecasts:
                                           key=lambda forecast: len(forecast.unknown))
         return self._forecasts[choice]
 
-    def _from(self, relative: Choice, choice: Choice) -> Forecast:
+    def _from(self, relative: Combination, choice: Combination) -> Forecast:
         """Forecast from one evaluated combination; the rules of thumb that it takes widen its best case."""
         space, device = self.space, self.space.device
         held = self.parameters * (space.bytes_per_parameter(choice) - space.bytes_per_parameter(relative))
@@ -180,7 +180,7 @@ class Forecasts:
             fewest = replace(fewest, seconds=self.of(resident).best.seconds)
         return Forecast(model.changed(likely, held), fewest, tuple(unknown))
 
-    def _effect(self, field: str, old: Any, new: Any, near: Choice) -> Effect | None:
+    def _effect(self, field: str, old: Any, new: Any, near: Combination) -> Effect | None:
         """The change of one field, by the evaluated pair nearest to `near` that differs in it alone; by way of a third
         value where no pair holds both; None where neither is known."""
         direct = self._pair(field, old, new, near)
@@ -190,12 +190,12 @@ class Forecasts:
                 for value in self.space.values[field])
         return next((one.then(other) for one, other in ways if one is not None and other is not None), None)
 
-    def _pair(self, field: str, old: Any, new: Any, near: Choice) -> Effect | None:
+    def _pair(self, field: str, old: Any, new: Any, near: Combination) -> Effect | None:
         pairs = self._pairs.get((field, old, new), ())
         nearest = min(pairs, key=lambda pair: len(self.space.differing(near, pair[0])), default=None)
         return None if nearest is None else nearest[1]
 
-    def _like(self, choice: Choice, points: Mapping[Choice, Mapping[int, Evaluated]]) -> CostModel | None:
+    def _like(self, choice: Combination, points: Mapping[Combination, Mapping[int, Evaluated]]) -> CostModel | None:
         """The fit of the nearest combination that was evaluated at two micro-batches."""
         whole = [c for c in self.cost_models if len(points[c]) > 1 and c != choice]
         nearest = min(whole, key=lambda other: len(self.space.differing(choice, other)), default=None)

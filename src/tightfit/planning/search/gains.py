@@ -31,8 +31,8 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
     opened = recipe.model_copy(update={**dict.fromkeys(left_open, "auto"), MICRO: "auto"})
     kept = {slot: pinned for slot in SLOTS if (pinned := getattr(recipe, slot)) != "auto" and pinned.numerics_change}
     most = max(default_micro_batch(opened, device), recipe.micro_batch_size)
-    best = exploration.largest(resolve(opened, device).model_copy(update=kept),
-                                            [size for size in micro_batch_sizes(recipe.batch_size) if size <= most])
+    sizes = [size for size in micro_batch_sizes(recipe.batch_size) if size <= most]
+    best = exploration.largest(resolve(opened, device).model_copy(update=kept), sizes)
     if best is None or best.speed <= (1 + CLOCK_ERROR) * found.speed:
         return ""
     fields = [field for field in (MICRO, *SLOTS) if getattr(best.recipe, field) != getattr(found.recipe, field)]

@@ -88,8 +88,7 @@ def _binds(recipe: Recipe, time: Time) -> str:
                       key=lambda pair: pair[1])
     if share >= BINDS:
         return f"{text}, for {percent(share)} of a step"
-    recomputes = recipe.checkpointing != "auto" and recipe.checkpointing.recomputes
-    return "compute, and by memory, for which blocks are recomputed" if recomputes else "compute"
+    return "compute, and by memory, for which blocks are recomputed" if recipe.recomputes else "compute"
 
 
 def more_gpus(exploration: Exploration, found: Evaluated) -> str:

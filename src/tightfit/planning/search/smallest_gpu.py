@@ -10,7 +10,7 @@ from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.exploration import MICRO, Exploration
-from tightfit.planning.search.space import Choice, trace_cost
+from tightfit.planning.search.space import Combination, trace_cost
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
@@ -26,19 +26,19 @@ def smallest_gpu(
     if exploration.device.kind != "cuda" or not catalogue or space.recipe.backend.compiles_whole_steps:
         return None, "", ""
     mildest = exploration.levels[0]
-    gpu, text = _smallest(exploration, catalogue, margin, [c for c in space.choices if space.level(c) == mildest])
+    gpu, text = _smallest(exploration, catalogue, margin, [c for c in space.combinations if space.level(c) == mildest])
     best, _ = exploration.best() or min(found, key=lambda pair: found[pair].estimate.memory.demand)
     changed = space.numerics(space.recipe_for(best, 1))
     if not changed:
         return gpu, text, ""
     level, states = space.level(best), space.states(best)
-    alike = [choice for choice in space.choices if space.level(choice) == level and space.states(choice) == states]
+    alike = [choice for choice in space.combinations if space.level(choice) == level and space.states(choice) == states]
     _, other = _smallest(exploration, catalogue, margin, alike)
     return gpu, text, other and f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: {other}"
 
 
 def _smallest(
-    exploration: Exploration, catalogue: Sequence[Device], margin: Margin, choices: Sequence[Choice]
+    exploration: Exploration, catalogue: Sequence[Device], margin: Margin, choices: Sequence[Combination]
 ) -> tuple[Device | None, str]:
     """The smallest GPU for the thriftiest of some combinations, and that as a sentence."""
     space, device = exploration.space, exploration.device

@@ -20,7 +20,7 @@ from tightfit.planning.defaults import fill_rest, resolve
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS, Offload, Technique, default_for_slot
 
-Choice = tuple[Any, ...]
+Combination = tuple[Any, ...]
 """A value for each of `Space.fields`: a technique, or a plain value."""
 Level = tuple[int, int]
 """Change of numerics of a combination: its harshest technique, then the sum of all."""
@@ -91,18 +91,18 @@ class Space:
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
-        """The fields with more than one value, or a knob that is left to the search: those of a `Choice`."""
+        """The fields with more than one value, or a knob that is left to the search: those of a `Combination`."""
         offload = self.recipe.offload
         refined = {offload.slot} if offload != "auto" and offload.open_shares else set()
         return tuple(field for field, values in self.values.items() if len(values) > 1 or field in refined)
 
     @cached_property
-    def defaults(self) -> Choice:
+    def defaults(self) -> Combination:
         """The usual value of every field."""
         return tuple(self.values[field][0] for field in self.fields)
 
     @cached_property
-    def first(self) -> Choice:
+    def first(self) -> Combination:
         """The combination that a search begins with: the usual value of every field, or the one that dominates it."""
         return tuple(self.dominating(field, value) or value
                      for field, value in zip(self.fields, self.defaults, strict=True))
@@ -113,11 +113,11 @@ class Space:
         return next((other for other in self.values[field] if name and other.name == name), None)
 
     @cached_property
-    def choices(self) -> list[Choice]:
+    def combinations(self) -> list[Combination]:
         """The combinations that nothing refuses, plainest first. Raises Refused where there are none, with what stands
         against every one of them: pins that contradict each other."""
         found = []
-        refusals: dict[Choice, list[str] | None] = {}  # which plain values do not decide; None: changes nothing
+        refusals: dict[Combination, list[str] | None] = {}  # which plain values do not decide; None: changes nothing
         techniques = [i for i, field in enumerate(self.fields) if field in SLOTS]
         for choice in itertools.product(*(self.values[field] for field in self.fields)):
             key = tuple(choice[i] for i in techniques)
@@ -134,7 +134,7 @@ class Space:
             raise Refused("; ".join(always or reasons[0]))
         return sorted(found, key=self.non_defaults)
 
-    def recipe_for(self, choice: Choice, micro: int) -> Recipe:
+    def recipe_for(self, choice: Combination, micro: int) -> Recipe:
         """The recipe of a combination at a micro-batch, resolved but for the allocator's setting."""
         fixed = {field: values[0] for field, values in self.values.items()}
         fixed.update(zip(self.fields, choice, strict=True))
@@ -148,42 +148,42 @@ class Space:
         return [slot for slot, variants in SLOTS.items()
                 if getattr(self.recipe, slot) == "auto" and not any(variant.auto_on for variant in variants)]
 
-    def non_defaults(self, choice: Choice) -> int:
+    def non_defaults(self, choice: Combination) -> int:
         """Number of fields in which a combination differs from the usual one."""
         return sum(value != first for value, first in zip(choice, self.defaults, strict=True))
 
-    def undone(self, choice: Choice) -> list[Choice]:
+    def undone(self, choice: Combination) -> list[Combination]:
         """The combination with each of its non-default values undone."""
         return [self.with_value(choice, field, first)
                 for field, value, first in zip(self.fields, choice, self.defaults, strict=True) if value != first]
 
-    def without_offload(self, choice: Choice) -> Choice:
+    def without_offload(self, choice: Combination) -> Combination:
         """The combination with nothing offloaded; itself where offloading is pinned."""
         field = "offload"
         return self.with_value(choice, field, self.values[field][0]) if field in self.fields else choice
 
-    def streams(self, choice: Choice) -> bool:
+    def streams(self, choice: Combination) -> bool:
         """Whether blocks wait in the host's memory, by a search's choice."""
         return any(isinstance(value, Offload) and value.shares.needs_by_block for value in choice)
 
-    def with_value(self, choice: Choice, field: str, value: Any) -> Choice:
+    def with_value(self, choice: Combination, field: str, value: Any) -> Combination:
         """The combination with another value of one of its fields."""
         return tuple(value if name == field else own for name, own in zip(self.fields, choice, strict=True))
 
-    def preferred(self, choice: Choice) -> list[Choice]:
-        """The combination with each of its techniques' knobs as they are never slower; see `Technique.preferred`."""
+    def preferred(self, choice: Combination) -> list[Combination]:
+        """The combination with each of its techniques in the setting that is never slower, `Technique.preferred`."""
         return [self.with_value(choice, field, first) for field, value in zip(self.fields, choice, strict=True)
                 if isinstance(value, Technique) and (first := value.preferred) in self.values[field]]
 
-    def differing(self, one: Choice, other: Choice) -> list[str]:
+    def differing(self, one: Combination, other: Combination) -> list[str]:
         """The fields in which two combinations differ."""
         return [field for field, a, b in zip(self.fields, one, other, strict=True) if a != b]
 
-    def techniques(self, choice: Choice) -> Iterator[Technique]:
+    def techniques(self, choice: Combination) -> Iterator[Technique]:
         """The techniques that the search, not a person, picked."""
         return (value for field, value in zip(self.fields, choice, strict=True) if field in SLOTS)
 
-    def level(self, choice: Choice) -> Level:
+    def level(self, choice: Combination) -> Level:
         """Change of numerics of a combination; values that a person pinned are not counted."""
         changes = [technique.numerics_change for technique in self.techniques(choice)]
         return max(changes, default=0), sum(changes)
@@ -193,7 +193,7 @@ class Space:
         picked = (getattr(recipe, field) for field in self.fields if field in SLOTS)
         return tuple(f"{technique.slot}={technique.name}" for technique in picked if technique.numerics_change)
 
-    def least_memory(self, choices: Sequence[Choice]) -> Choice:
+    def least_memory(self, choices: Sequence[Combination]) -> Combination:
         """The one of several combinations that is likeliest to need least memory: by what the model holds, and where
         that is as good as the same, as of adapters alone, by what is kept for the backward pass."""
         return min(choices, key=lambda c: (round(self.bytes_per_parameter(c), 1), self.activation_share(c),
@@ -203,16 +203,16 @@ class Space:
     def thriftiest(self) -> Recipe:
         """The recipe that is likeliest to need least memory with numerics as mild as they can be, one that is quick to
         trace where there is one."""
-        level = min(map(self.level, self.choices))
-        mildest = [choice for choice in self.choices if self.level(choice) == level]
+        level = min(map(self.level, self.combinations))
+        mildest = [choice for choice in self.combinations if self.level(choice) == level]
         quick = [choice for choice in mildest if self.trace_cost(choice) <= QUICK]
         return self.recipe_for(self.least_memory(quick or mildest), self.sizes[0])
 
-    def activation_share(self, choice: Choice) -> float:
+    def activation_share(self, choice: Combination) -> float:
         """The share of what the heaviest techniques keep for the backward pass, as declared."""
         return math.prod(technique.kept_share for technique in self.techniques(choice))
 
-    def bytes_per_parameter(self, choice: Choice) -> float:
+    def bytes_per_parameter(self, choice: Combination) -> float:
         """Bytes of weights, gradients and optimizer states on the device, as declared."""
         held = self.states(choice)
         if held not in self._bytes:
@@ -223,19 +223,19 @@ class Space:
         return self._bytes[held]
 
     @cached_property
-    def _bytes(self) -> dict[Choice, float]:
+    def _bytes(self) -> dict[Combination, float]:
         return {}
 
-    def offloaded_bytes_per_parameter(self, choice: Choice) -> float:
+    def offloaded_bytes_per_parameter(self, choice: Combination) -> float:
         """Bytes of weights, gradients and optimizer states in the host's memory, as declared."""
         return self.bytes_per_parameter(self.without_offload(choice)) - self.bytes_per_parameter(choice)
 
-    def states(self, choice: Choice) -> Choice:
+    def states(self, choice: Combination) -> Combination:
         """The part of a combination that decides what weights, gradients and optimizer states hold."""
         return tuple(technique for technique in self.techniques(choice) if technique.changes_states)
 
-    def trace_cost(self, choice: Choice) -> int:
-        """See `trace_cost`."""
+    def trace_cost(self, choice: Combination) -> int:
+        """Cost of its trace, in traces of the plainest combination."""
         return max([trace_cost(self.base), *(int(technique.trace_cost) for technique in self.techniques(choice))])
 
     @cached_property

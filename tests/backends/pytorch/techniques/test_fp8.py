@@ -214,7 +214,8 @@ def test_plans_have_its_flops_by_format_and_its_memory(compiled):
 def test_auto_considers_it_where_numerics_may_change_and_the_card_has_it():
     def offered(device: Device, **fields: Any) -> set[tuple[str, str]]:
         space = Space(Recipe.from_dict({"model": "llama-3.2-1b", **fields}), device)
-        return {(p.name, getattr(p, "weights", "")) for p in (space.recipe_for(c, 1).precision for c in space.choices)}
+        found = [space.recipe_for(each, 1).precision for each in space.combinations]
+        return {(p.name, getattr(p, "weights", "")) for p in found}
 
     assert {("fp8", "fp32"), ("fp8", "bf16")} <= offered(H100, allow_numerics=True)
     for device, fields in ((H100, {}), (A100, {"allow_numerics": True}),
