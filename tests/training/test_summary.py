@@ -26,6 +26,7 @@ def test_a_rate_stands_beside_the_seconds_that_it_is_of() -> None:
 def test_an_evaluation_that_overflowed_is_written_down_as_not_known(tmp_path: Path) -> None:
     made = Summary(steps=1, seconds=1.0, training_seconds=1.0, compile_seconds=0.0, data_wait_seconds=0.0,
                    samples_per_second=1.0, tokens_per_second=1.0, peak_memory=1, device="CPU", eval_loss=math.nan,
-                   attention_kernels=("flash",))  # fmt: skip
+                   metrics={"balance_loss": math.inf, "z_loss": 1.0}, attention_kernels=("flash",))  # fmt: skip
     (tmp_path / "summary.json").write_text(json.dumps(made.to_dict(), allow_nan=False))
-    assert Summary.read(tmp_path / "summary.json") == replace(made, eval_loss=None)
+    assert Summary.read(tmp_path / "summary.json") == replace(made, eval_loss=None,
+                                                                  metrics={"z_loss": 1.0})

@@ -133,7 +133,7 @@ def _trade_offs(chosen: Candidate) -> str:
     if recipe.trainable.freezes:
         found.append(f"{field_text('trainable', recipe.trainable)} trains few weights beside frozen ones")
     if recipe.mode == "train":
-        if recipe.recomputes and recipe.checkpointing != "auto":
+        if recipe.checkpointing != "auto" and recipe.checkpointing.recomputes:
             found.append(f"checkpointing={recipe.checkpointing.name} computes activations again in the backward pass")
         if recipe.compile != "auto" and recipe.compile.startup_seconds:
             found.append(f"compiling takes {recipe.compile.startup_seconds:.0f} s or so")

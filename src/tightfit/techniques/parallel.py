@@ -20,7 +20,6 @@ FORMATS = ("float32", "bfloat16")
 """Number formats that DeepSpeed's engine computes in here, over fp32 weights."""
 WIDE = 4
 """Bytes of an element in fp32: of a weight, of its gradient, and of the copy of it that DeepSpeed updates."""
-
 BUCKET_BYTES = 25 << 20
 """Bytes of gradients that are summed at once: DistributedDataParallel's default, but for its first bucket."""
 

@@ -164,7 +164,7 @@ class Bf16(_Mixed):
     """Mixed precision with bfloat16 under autocast: fp32's range, so no loss scaling."""
 
     name: ClassVar[str] = "bf16"
-    # On processors that have its instructions (results/search_quality.json); on others one trace tells.
+    # Measured with AVX-512 BF16 (results/search_quality.json); on a CPU without it, the first trace shows otherwise.
     slowdown_share: ClassVar = {"cpu": -0.3}
     hf_flag: ClassVar = "bf16"
     computes_in: ClassVar[str] = "bfloat16"

@@ -87,6 +87,7 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         values = finite(asdict(self))
+        values["metrics"] = {name: value for name, value in finite(self.metrics).items() if value is not None}
         values.pop("losses")
         return values
 

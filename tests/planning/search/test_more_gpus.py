@@ -74,10 +74,11 @@ def test_what_does_not_fit_one_gpu_is_divided(two):
 
 @pytest.mark.parametrize("fits_whole", [True, False])
 def test_gpus_that_hold_all_are_counted_only_where_nothing_fits_without_the_host(fits_whole):
+    """With one sample of a micro-batch's eight."""
     states = Recipe.from_dict({**PINNED, "offload": {"name": "host", "weights": 0, "gradients": 0}})
     whole = estimate() if fits_whole else estimate(fits="no", safe=False)
     offloading, resident = (
-        Evaluated(recipe=recipe, estimate=cost, passes=0, elsewhere=0, held=0, gradients=0, parameters=2 * 10**9,
+        Evaluated(recipe=recipe, estimate=cost, passes=16 << 30, elsewhere=0, held=0, gradients=0, parameters=2 * 10**9,
                   events=0)
         for recipe, cost in ((states, estimate()), (Recipe.from_dict(PINNED), whole)))  # fmt: skip
     exploration = SimpleNamespace(device=CARD, found={0: offloading, 1: resident},

@@ -13,8 +13,10 @@ from tightfit.backends.measurements import ModelSize
 from tightfit.planning.defaults import resolve
 from tightfit.planning.host_shares import KINDS
 from tightfit.planning.plan import Answers, Plan
+from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.comparisons import usual_precision
-from tightfit.planning.search.evaluate import Evaluated
+from tightfit.planning.search.evaluate import Evaluated, InProcess
+from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.host_memory import experts_stay, worth_filling
 from tightfit.planning.search.search import search
 from tightfit.planning.search.space import Space
@@ -62,6 +64,16 @@ def test_nothing_is_changed_where_copies_are_hidden_and_the_host_suffices():
 def test_what_the_host_lacks_has_to_find_room_on_the_device():
     assert worth_filling(evaluated(host_missing=15 * GIB), KINDS) is not None
     assert worth_filling(evaluated(host_missing=16 * GIB), KINDS) is None
+
+
+def test_of_what_is_equally_fast_the_least_memory_counts_the_hosts():
+    space = Space(Recipe.from_dict(FIELDS), CARD)
+    search_so_far = Exploration(space, InProcess(Declared(1e9, GIB, {}).tools()), TraceBudget(limit=1))
+    more_of_the_host, more_of_the_card = (space.defaults, 1), (space.defaults, 2)
+    search_so_far.found = {more_of_the_host: evaluated(peak_reserved=8 * GIB, host=100 * GIB),
+                           more_of_the_card: evaluated(peak_reserved=10 * GIB, host=10 * GIB)}
+
+    assert search_so_far.best() == more_of_the_card
 
 
 def test_auto_shares_are_all_of_the_blocks_until_a_plan_says_otherwise():

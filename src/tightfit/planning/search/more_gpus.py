@@ -139,7 +139,7 @@ def _enough(exploration: Exploration, found: Evaluated) -> int | None:
     """The power of two of GPUs whose parts would fit, about; None where what is not divided does not."""
     held, micro = _held(found), found.recipe.micro_batch_size
     assert micro != "auto"
-    each = max(found.passes_when_accumulating - found.held, 0) / micro  # of one sample: smaller ones are there to take
+    each = max(found.passes_when_accumulating - found.held, 0) / micro  # micro_batch_size=1 is always possible
     room = exploration.usable_bytes(with_margin=True) - each - GATHERED * held
     if room <= 0:
         return None

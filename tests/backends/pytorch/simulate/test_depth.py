@@ -53,7 +53,8 @@ def test_few_blocks_tell_the_rest(name, device, changes, monkeypatch):
         bundled = {"model": name, "model_overrides": {"num_hidden_layers": 2 * GROUPS, "hidden_size": 32}}
         asked, model = recipe("gpt2", **bundled, **changes), None
     else:
-        asked, model = recipe(name, **changes), tiny_model(name, **dict.fromkeys(DEPTHS[name], GROUPS))
+        blocks = GROUPS + 2 * (name == "t5")  # whose first block, with the positions' biases, is unlike the others
+        asked, model = recipe(name, **changes), tiny_model(name, **dict.fromkeys(DEPTHS[name], blocks))
     monkeypatch.setattr(prediction, "WORTHWHILE", GROUPS)
     whole = prediction.predict(asked, device, model, whole=True)
     shortened: list[bool] = []
@@ -65,7 +66,7 @@ def test_few_blocks_tell_the_rest(name, device, changes, monkeypatch):
 
     monkeypatch.setattr(prediction, "_traced", counted)
     quick = prediction.predict(asked, device, model)
-    assert all(shortened)
+    assert shortened == [True, True]
     assert described(quick) == described(whole)
 
 
