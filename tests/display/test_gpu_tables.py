@@ -11,8 +11,8 @@ from rich.console import Console
 from tests.display.plans import candidate, estimate, fitting, nothing_fits
 from tightfit.devices import catalogue, find_device
 from tightfit.display.gpu_tables import gpu_table, show_comparison, show_overview
-from tightfit.planning.search.every_gpu import Compared, Comparison
-from tightfit.planning.search.overview import Card, CardEstimate, Overview
+from tightfit.planning.search.every_gpu import Comparison, GpuRow
+from tightfit.planning.search.overview import GpuEstimate, GpuSummary, Overview
 
 
 def text_of(rows, width=80, tokens=0):
@@ -24,7 +24,7 @@ def text_of(rows, width=80, tokens=0):
 
 
 def row(name, plan, **more):
-    return Compared(device=replace(plan.device, name=name), plan=plan, **more)
+    return GpuRow(device=replace(plan.device, name=name), plan=plan, **more)
 
 
 def line_of(text, name):
@@ -54,7 +54,7 @@ def test_no_prices_no_column():
 
 def test_what_does_not_fit_and_what_refuses_is_said():
     plan = fitting()
-    text = text_of([row("Full", nothing_fits()), Compared(device=plan.device, refused="precision: no bf16 here")])
+    text = text_of([row("Full", nothing_fits()), GpuRow(device=plan.device, refused="precision: no bf16 here")])
     assert line_of(text, "Full").rstrip().endswith("none: 90.0 GiB short")
     assert "refused on Test Card: precision: no bf16 here" in text
     assert "Not calibrated" not in text
@@ -62,9 +62,9 @@ def test_what_does_not_fit_and_what_refuses_is_said():
 
 def test_what_a_card_refuses_of_every_way_is_said_below():
     found = candidate(estimate())
-    estimated = CardEstimate(recipe=found.recipe, memory=found.estimate.memory, time=found.estimate.time)
-    cards = (Card(device=find_device("t4"), ways={"LoRA": "precision: T4 has no bf16"}),
-             Card(device=find_device("l4"), ways={"LoRA": estimated}))
+    estimated = GpuEstimate(recipe=found.recipe, memory=found.estimate.memory, time=found.estimate.time)
+    cards = (GpuSummary(device=find_device("t4"), ways={"LoRA": "precision: T4 has no bf16"}),
+             GpuSummary(device=find_device("l4"), ways={"LoRA": estimated}))
     out = io.StringIO()
     show_overview(Overview(asked=found.recipe, cards=cards, traces=2), Console(file=out, width=100))
     assert line_of(out.getvalue(), "T4").split()[-1] == "-"
@@ -73,9 +73,9 @@ def test_what_a_card_refuses_of_every_way_is_said_below():
 
 def test_the_smallest_card_comes_first_and_recipes_say_their_cards():
     found, one = candidate(estimate()), candidate(estimate(), micro_batch_size=1)
-    fits, small = (CardEstimate(recipe=each.recipe, memory=each.estimate.memory, time=each.estimate.time)
+    fits, small = (GpuEstimate(recipe=each.recipe, memory=each.estimate.memory, time=each.estimate.time)
                    for each in (found, one))
-    cards = tuple(Card(device=find_device(name), ways={"LoRA": way, "QLoRA": replace(way, time=None)})
+    cards = tuple(GpuSummary(device=find_device(name), ways={"LoRA": way, "QLoRA": replace(way, time=None)})
                   for name, way in (("t4", small), ("l4", fits), ("a100-80gb-pcie", fits)))
     out = io.StringIO()
     show_overview(Overview(asked=found.recipe, cards=cards), Console(file=out, width=200))

@@ -22,6 +22,14 @@ def test_lines_say_since_when_and_what_is_counted_of_how_many(monkeypatch):
                                        "planning: 15 s, 1 trace done, now that\n")
 
 
+def test_the_first_line_comes_with_the_first_call_and_the_next_some_seconds_later():
+    console = Console(file=io.StringIO(), width=40, force_terminal=False)
+    with SearchProgress(console, "planning", "traces") as progress:
+        progress(0, None, "this")
+        progress(1, None, "that")
+    assert console.file.getvalue() == "planning: 0 s, 0 traces done, now this\n"
+
+
 def test_on_a_terminal_the_text_comes_after_the_bar():
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     with SearchProgress(console, "planning", "traces") as progress:

@@ -13,7 +13,7 @@ from tests.planning.toy import replay as toy_replay
 from tightfit.devices import GIB, MIB, Device
 from tightfit.errors import Refused
 from tightfit.planning.estimate import Margin, estimate
-from tightfit.planning.search.explain import misses
+from tightfit.planning.search.explain import memory_shortfall
 from tightfit.planning.search.search import TRACES, search
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.text import size
@@ -170,15 +170,16 @@ def test_what_is_needed_is_what_there_is_and_what_is_missing():
         assert f", {size(memory.missing)} more than there are; the peak is in the " in sentence
     freed = replace(memory, missing=memory.missing - 50 * MIB)
     assert freed.needed == memory.used - 50 * MIB
-    assert f"it needs {size(freed.needed)}, " in misses("it", freed)
-    assert f", {size(memory.used)} before the caching allocator frees unused blocks" in misses("it", freed)
+    assert f"it needs {size(freed.needed)}, " in memory_shortfall("it", freed)
+    assert f", {size(memory.used)} before the caching allocator frees unused blocks" in memory_shortfall("it", freed)
     assert replace(memory, missing=0).needed == memory.used
 
 
 def test_what_the_host_lacks_is_told_as_its_own():
     memory = of(HEAVY, 10 * STATES, offload="none").candidates[0].estimate.memory
     host = replace(memory, missing=0, host=64 * GIB, host_missing=24 * GIB)
-    assert misses("it", host) == "it does not fit: it needs 64.0 GiB of host memory, 24.0 GiB more than there are."
+    assert memory_shortfall("it", host) == ("it does not fit: it needs 64.0 GiB of host memory, 24.0 GiB more than "
+                                            "there are.")
     assert host.lacking == "24.0 GiB of host memory"
     assert replace(host, missing=GIB).lacking == "1.0 GiB and 24.0 GiB of host memory"
     assert memory.lacking == size(memory.missing)

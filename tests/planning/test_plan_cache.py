@@ -11,7 +11,7 @@ from tightfit.display.plan_table import ReadablePlan, plan_text
 from tightfit.planning import plan_cache
 from tightfit.planning.plan import Plan
 from tightfit.planning.plan_cache import cache_key, cached, load, machine_fingerprint, save
-from tightfit.planning.search.every_gpu import Compared, Comparison
+from tightfit.planning.search.every_gpu import Comparison, GpuRow
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,8 @@ def test_a_plan_comes_back_equal(made):
 
 
 def test_a_comparison_comes_back_equal():
-    made = Comparison(asked=fitting().asked, rows=(Compared(device=CARD, plan=fitting(), price=2.0),
-                                                   Compared(device=CARD, refused="too old")))
+    made = Comparison(asked=fitting().asked, rows=(GpuRow(device=CARD, plan=fitting(), price=2.0),
+                                                   GpuRow(device=CARD, refused="too old")))
     save(Comparison, "a", made)
     assert load(Comparison, "a") == made
 

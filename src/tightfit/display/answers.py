@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tightfit.devices import Device
 from tightfit.display.words import FROM_CACHE, as_written, throughput
 from tightfit.planning.costs import Estimate, Memory
-from tightfit.planning.plan import Candidate, Plan
+from tightfit.planning.plan import Candidate, Label, Plan
 from tightfit.planning.search.wording import changing, field_text
 from tightfit.planning.timing.copies import FREE, Copies
 from tightfit.recipe import Recipe
@@ -24,10 +24,11 @@ SOURCES: Mapping[str, str] = {
 """Sources of times that were not calibrated, by the kind of device."""
 PLACES: Mapping[str, str] = {"allocator": "", "context": " outside the allocator", "host": " of the host's memory"}
 
-WITH_CHOICE = frozenset({"why", "scaling"})
-"""Labels of a plan's answers that stand with what it takes."""
-WAYS_OUT = frozenset({"change", "smallest GPU", "open fields", "more GPUs", "offload", "adapters"})
-"""Labels of those that stand in the choice's place where nothing fits."""
+WITH_CHOICE = frozenset({Label.WHY, Label.SCALING})
+"""Answers that stand with what a plan takes."""
+WAYS_OUT = frozenset({Label.CHANGE, Label.SMALLEST_GPU, Label.OPEN_FIELDS, Label.MORE_GPUS, Label.OFFLOAD,
+                      Label.ADAPTERS})  # fmt: skip
+"""Answers that stand in the choice's place where nothing fits."""
 
 Lines = list[tuple[str, str]]
 """Label and text of each answer; those of one label stand together."""
@@ -68,7 +69,7 @@ def details(plan: Plan) -> Lines:
     """Lines of `--verbose`: memory that is not traced, where times come from, notes, and the search's counts."""
     best = plan.chosen or next(iter(plan.candidates), None)
     large = plan.answers.would_not_fit[1:] if plan.chosen is None else ()
-    found = _said(*(("too large", text) for text in large),
+    found = _said(*((Label.TOO_LARGE, text) for text in large),
                   *(("numerics", text) for text in _numerics(plan.candidates)))
     if best is not None:
         moved = best.estimate.time.copies

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from tightfit.devices import GIB, catalogue
 from tightfit.display.words import FROM_CACHE, as_written, batches, fits, techniques, throughput, work
-from tightfit.planning.search.every_gpu import Compared, Comparison
-from tightfit.planning.search.overview import CardEstimate, Overview
+from tightfit.planning.search.every_gpu import Comparison, GpuRow
+from tightfit.planning.search.overview import GpuEstimate, Overview
 from tightfit.text import counted, size
 
 
@@ -61,7 +61,7 @@ def show_overview(overview: Overview, console: Console) -> None:
     would need; below the table what each way is."""
     asked, estimates = overview.asked, [each for card in overview.cards for each in card.ways.values()]
     names = list(overview.cards[0].ways)
-    unit = next((each.time.unit for each in estimates if isinstance(each, CardEstimate) and each.time), "tokens/s")
+    unit = next((each.time.unit for each in estimates if isinstance(each, GpuEstimate) and each.time), "tokens/s")
     console.print(Text(f"{asked.model} on every GPU of the catalogue: {work(asked)}", style="bold"))
     smallest = [f"{name} {'none' if device is None else device.name}" for name, device in overview.smallest.items()]
     console.print(Text(f"smallest: {', '.join(smallest)}"))
@@ -74,14 +74,14 @@ def show_overview(overview: Overview, console: Console) -> None:
     for name in names:
         cards: dict[str, list[str]] = {}
         for card in overview.cards:
-            if isinstance(each := card.ways[name], CardEstimate) and each.time:
+            if isinstance(each := card.ways[name], GpuEstimate) and each.time:
                 cards.setdefault(as_written(each.recipe), []).append(card.device.name)
         commonest = max(cards, key=lambda recipe: len(cards[recipe]), default="")
         for recipe, on in sorted(cards.items(), key=lambda item: item[0] == commonest):
             where = f" on {', '.join(on) if recipe != commonest else 'the others'}" if len(cards) > 1 else ""
             legend.add_row(Text(name), Text(f"{recipe}{where}"))
     console.print(legend)
-    host = max((each.memory.host for each in estimates if isinstance(each, CardEstimate) and each.time and
+    host = max((each.memory.host for each in estimates if isinstance(each, GpuEstimate) and each.time and
                 each.recipe.offloaded.uses_host), default=0)
     refused = dict.fromkeys(each for each in estimates if isinstance(each, str))
     for remark in (
@@ -95,7 +95,7 @@ def show_overview(overview: Overview, console: Console) -> None:
         console.print(Text(remark))
 
 
-def _way(estimate: CardEstimate | str) -> str:
+def _way(estimate: GpuEstimate | str) -> str:
     if isinstance(estimate, str):
         return "-"
     used = f"{estimate.memory.used / GIB:.1f}"
@@ -120,7 +120,7 @@ def _letter(number: int) -> str:
     return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[last]
 
 
-def _cells(row: Compared, priced: bool, changed: bool, letters: Mapping[str, str], tokens: int) -> list[str]:
+def _cells(row: GpuRow, priced: bool, changed: bool, letters: Mapping[str, str], tokens: int) -> list[str]:
     assert row.plan is not None
     best = row.chosen or next(iter(row.plan.candidates), None)
     used = "-" if best is None else size(best.estimate.memory.used)

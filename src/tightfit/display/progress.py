@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 from typing import Self
@@ -13,7 +14,8 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class SearchProgress:
-    """A bar that goes away when the work is done; plain lines, some seconds apart, where there is no terminal.
+    """A bar that goes away when the work is done; where there is no terminal, plain lines: the first with the
+    first call, the others some seconds apart.
 
     Called with the number done, how many there are or None, and what comes next. what: the work, such as `planning`.
     counted: the things that are counted.
@@ -21,7 +23,8 @@ class SearchProgress:
 
     def __init__(self, console: Console, what: str, counted: str, between: float = SECONDS_BETWEEN_LINES) -> None:
         self._console, self._what, self._counted, self._between = console, what, counted, between
-        self._began = self._last = time.monotonic()
+        self._began = time.monotonic()
+        self._last = -math.inf  # of the last plain line
         self._bar = Progress(
             SpinnerColumn(), TimeElapsedColumn(), BarColumn(bar_width=20),  # what stays as wide comes first
             TextColumn("{task.description}", markup=False), console=console, transient=True,

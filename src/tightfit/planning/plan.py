@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from tightfit.backends.measurements import ModelSize
@@ -116,6 +117,23 @@ class Largest:
     traces: int = 0
 
 
+class Label(StrEnum):
+    """Label of an answer, as it stands before the sentence."""
+
+    WHY = "why"
+    SCALING = "scaling"
+    NEXT_BEST = "next best"
+    TOO_LARGE = "too large"
+    CHANGE = "change"
+    SMALLEST_GPU = "smallest GPU"
+    OPEN_FIELDS = "open fields"
+    MORE_GPUS = "more GPUs"
+    OFFLOAD = "offload"
+    ADAPTERS = "adapters"
+    NOT_READ = "not read"
+    ALIGNMENT = "alignment"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answers:
     """Answers to what a person asks of a plan, as sentences; empty where there is nothing to say.
@@ -153,22 +171,22 @@ class Answers:
     unread: str = ""
     misaligned: tuple[Misalignment, ...] = ()
 
-    def lines(self) -> list[tuple[str, str]]:
+    def lines(self) -> list[tuple[Label, str]]:
         """Label and sentence of each, in the order in which they are read."""
         lines = [
-            ("why", self.why),
-            ("scaling", "" if self.scaling is None else self.scaling.text),
-            ("next best", self.next_best),
-            *(("too large", text) for text in self.would_not_fit),
-            ("change", self.smallest_change_text),
-            ("smallest GPU", self.smallest_gpu_text),
-            ("smallest GPU", self.smallest_gpu_changed_text),
-            ("open fields", self.open_fields),
-            ("more GPUs", self.more_gpus),
-            ("offload", self.offload),
-            ("adapters", self.adapters),
-            ("not read", self.unread),
-            *(("alignment", misaligned.sentence) for misaligned in self.misaligned),
+            (Label.WHY, self.why),
+            (Label.SCALING, "" if self.scaling is None else self.scaling.text),
+            (Label.NEXT_BEST, self.next_best),
+            *((Label.TOO_LARGE, text) for text in self.would_not_fit),
+            (Label.CHANGE, self.smallest_change_text),
+            (Label.SMALLEST_GPU, self.smallest_gpu_text),
+            (Label.SMALLEST_GPU, self.smallest_gpu_changed_text),
+            (Label.OPEN_FIELDS, self.open_fields),
+            (Label.MORE_GPUS, self.more_gpus),
+            (Label.OFFLOAD, self.offload),
+            (Label.ADAPTERS, self.adapters),
+            (Label.NOT_READ, self.unread),
+            *((Label.ALIGNMENT, misaligned.sentence) for misaligned in self.misaligned),
         ]
         return [(label, text) for label, text in lines if text]
 
@@ -211,7 +229,7 @@ class Plan:
     @property
     def reasons(self) -> list[str]:
         """Sentences on the first candidate: its own, the answers, and notes on it and on the search."""
-        first, answers = self.candidates[0], [text for label, text in self.answers.lines() if label != "too large"]
+        first, answers = self.candidates[0], [text for label, text in self.answers.lines() if label != Label.TOO_LARGE]
         return list(dict.fromkeys([*first.reasons, *answers, *first.estimate.notes, *self.notes]))
 
     @property

@@ -13,7 +13,7 @@ from tests.planning.toy import Toy
 from tightfit.devices import find_device
 from tightfit.errors import RecipeError
 from tightfit.planning.search.evaluate import InProcess
-from tightfit.planning.search.every_gpu import Compared, compare, parse_prices
+from tightfit.planning.search.every_gpu import GpuRow, compare, parse_prices
 from tightfit.planning.search.search import search
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace, UntracedMemory
@@ -100,8 +100,8 @@ def test_prices_order_by_throughput_for_the_price(toy, devices):
 
 
 def test_json_has_one_entry_a_gpu(toy, devices):
-    rows = [Compared(device=fitting().device, plan=fitting(), price=2.0),
-            Compared(device=nothing_fits().device, plan=nothing_fits()), Compared(device=devices[0], refused="no")]
+    rows = [GpuRow(device=fitting().device, plan=fitting(), price=2.0),
+            GpuRow(device=nothing_fits().device, plan=nothing_fits()), GpuRow(device=devices[0], refused="no")]
     fits, large, refused = (json.loads(json.dumps(row.to_json())) for row in rows)
     assert (fits["price"], fits["per_price"], fits["refused"]) == (2.0, 5000.0, None)
     assert [c["fits"] for c in fits["candidates"]] == ["yes"]

@@ -12,7 +12,7 @@ from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.errors import ModelError
 from tightfit.planning.estimate import estimate
-from tightfit.planning.search.overview import WAYS, CardEstimate, Overview, overview
+from tightfit.planning.search.overview import WAYS, GpuEstimate, Overview, overview
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
@@ -85,7 +85,7 @@ class Made:
     def each(self, function, jobs, progress=None):
         self.asked += [(recipe.micro_batch_size, recipe.offloaded.uses_host) for recipe, _ in jobs]
         time = estimate_made().time
-        return [[CardEstimate(recipe=recipe, memory=memory(self.held),
+        return [[GpuEstimate(recipe=recipe, memory=memory(self.held),
                               time=time if recipe.micro_batch_size == 1 else None)
                  for _ in group] for recipe, group in jobs]
 

@@ -11,10 +11,10 @@ from tightfit.planning.plan import Answers
 from tightfit.planning.search.adapters import adapters
 from tightfit.planning.search.changes import smallest_change
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.explain import compared, why
+from tightfit.planning.search.explain import trade_off, why
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.gains import gain_of_opening, misalignments
-from tightfit.planning.search.host_memory import enough_host_memory, keeps_all
+from tightfit.planning.search.host_memory import enough_host_memory, offload_pinned_off
 from tightfit.planning.search.more_gpus import more_gpus, scaling
 from tightfit.planning.search.smallest_gpu import smallest_gpu
 from tightfit.planning.search.wording import field_text
@@ -51,7 +51,7 @@ def all_answers(
     gpu, gpu_text, gpu_changed_text = smallest_gpu(exploration, catalogue, margin)
     return replace(
         brief,
-        next_best=compared(shown[1], shown[0]) if len(shown) > 1 else "",
+        next_best=trade_off(shown[1], shown[0]) if len(shown) > 1 else "",
         would_not_fit=tuple(missed),
         smallest_change=change,
         smallest_change_text=change_text,
@@ -60,7 +60,7 @@ def all_answers(
         smallest_gpu_changed_text=gpu_changed_text,
         open_fields=gain_of_opening(exploration, head) if trains and fits else "",
         adapters="" if fits else adapters(exploration),
-        offload="" if fits else keeps_all(recipe, exploration.device) or enough_host_memory(exploration),
+        offload="" if fits else offload_pinned_off(recipe, exploration.device) or enough_host_memory(exploration),
         misaligned=misalignments(exploration, head) if trains and fits else (),
         scaling=scaling(exploration, head) if fits else None,
     )

@@ -19,7 +19,7 @@ from tightfit.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class GpuRow:
     """One GPU. plan: None where the recipe is refused on it, with the reason in `refused`. price: in whatever unit
     the caller counts; None where none was given."""
 
@@ -64,7 +64,7 @@ class Comparison:
     nobody asked. cached: as of `Plan`."""
 
     asked: Recipe
-    rows: tuple[Compared, ...]
+    rows: tuple[GpuRow, ...]
     tokens: int = 0
     cached: bool = False
 
@@ -94,10 +94,10 @@ def compare(
         tell = progress and partial(_tell, progress, number, len(ordered), device.name)
         price = prices.get(device.name)
         try:
-            plan = search(mild, device, tools, progress=tell, choice_alone=True, evaluator=shared)
-            rows.append(Compared(device=device, plan=plan, price=price))
+            plan = search(mild, device, tools, progress=tell, brief=True, keeps_numerics=True, evaluator=shared)
+            rows.append(GpuRow(device=device, plan=plan, price=price))
         except Refused as error:
-            rows.append(Compared(device=device, refused=str(error), price=price))
+            rows.append(GpuRow(device=device, refused=str(error), price=price))
     return Comparison(asked=recipe, rows=tuple(sorted(rows, key=_place)))
 
 
@@ -122,7 +122,7 @@ def _tell(progress: Progress, number: int, count: int, name: str, done: int, mos
     progress(number, count, f"{name}: {text}")
 
 
-def _place(row: Compared) -> tuple[int, tuple[int, int], float, float]:
+def _place(row: GpuRow) -> tuple[int, tuple[int, int], float, float]:
     if row.chosen is not None:
         return 0 if row.price is not None else 1, row.chosen.numerics_change, -(row.per_price or row.speed), 0.0
     nearest = row.plan.candidates[0].estimate.missing if row.plan is not None and row.plan.candidates else math.inf

@@ -161,7 +161,7 @@ def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
     return f"{nothing}: {copies}. The nearest, {choices_text(near.recipe, best.recipe)}, {by}."
 
 
-def compared(found: Evaluated, best: Evaluated) -> str:
+def trade_off(found: Evaluated, best: Evaluated) -> str:
     """Cost of another combination that fits against the choice, as a sentence."""
     memory = found.estimate.memory.peak_reserved - best.estimate.memory.peak_reserved
     faster = faster_by(found.speed, best.speed)
@@ -178,7 +178,7 @@ def faster_by(speed: float, best: float) -> float:
     return share if abs(share) >= LEAST_SHARE else 0.0
 
 
-def misses(name: str, memory: Memory) -> str:
+def memory_shortfall(name: str, memory: Memory) -> str:
     """Sentence on the memory that a combination of that name lacks."""
     if memory.host_missing and not memory.missing:
         return (f"{name} does not fit: it needs {size(memory.host)} of host memory, {size(memory.host_missing)} more "
@@ -189,7 +189,7 @@ def misses(name: str, memory: Memory) -> str:
             f"in the {memory.peak_in}.")
 
 
-def too_short(exploration: Exploration, best: Pair) -> str:
+def run_too_short(exploration: Exploration, best: Pair) -> str:
     """Whether a run of `max_steps`, where they were asked for, is too short for what comes before the choice's first
     step, as a sentence."""
     found, space = exploration.found[best], exploration.space

@@ -71,7 +71,7 @@ def enough_host_memory(exploration: Exploration) -> str:
             f"{size(device.host_bytes)}: with {fields}, it fits.")
 
 
-def keeps_all(recipe: Recipe, device: Device) -> str:
+def offload_pinned_off(recipe: Recipe, device: Device) -> str:
     """A sentence for a recipe that pins all of a model to the GPU though it could be offloaded; empty for others."""
     settings = Host.search_settings(recipe, device) if recipe.mode == "train" and recipe.offload == NoOffload() else []
     possible = [one for one in settings if not recipe.model_copy(update={OFFLOAD: one}).refusals(device)]

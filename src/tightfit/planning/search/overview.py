@@ -39,7 +39,7 @@ AS_WRITTEN: Mapping[str, tuple[Mapping[str, Any], ...]] = {"as written": ({}, SM
 
 
 @dataclass(frozen=True, kw_only=True)
-class CardEstimate:
+class GpuEstimate:
     """The memory and time of a resolved recipe on a card. time: None where it does not fit with the margin free."""
 
     recipe: Recipe
@@ -53,12 +53,12 @@ class CardEstimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class GpuSummary:
     """One GPU. ways: by name, the estimate of the first recipe that fits, or else of the last one; the reason as a text
     where the card refuses each."""
 
     device: Device
-    ways: Mapping[str, CardEstimate | str]
+    ways: Mapping[str, GpuEstimate | str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,21 +66,21 @@ class Overview:
     """A model on every GPU, the smallest first. traces: how many were made. cached: as of `Plan`."""
 
     asked: Recipe
-    cards: tuple[Card, ...]
+    cards: tuple[GpuSummary, ...]
     traces: int = 0
     cached: bool = False
 
     @property
     def fitting(self) -> bool:
         """Whether anything fits anywhere."""
-        return any(isinstance(each, CardEstimate) and each.time is not None
+        return any(isinstance(each, GpuEstimate) and each.time is not None
                    for card in self.cards for each in card.ways.values())
 
     @property
     def smallest(self) -> dict[str, Device | None]:
         """For each way the smallest card on which it fits; None where there is none."""
-        def trains(card: Card, name: str) -> bool:
-            return isinstance(estimate := card.ways[name], CardEstimate) and estimate.time is not None
+        def trains(card: GpuSummary, name: str) -> bool:
+            return isinstance(estimate := card.ways[name], GpuEstimate) and estimate.time is not None
 
         return {name: next((card.device for card in self.cards if trains(card, name)), None)
                 for name in self.cards[0].ways}
@@ -100,7 +100,7 @@ def overview(recipe: Recipe, devices: Iterable[Device], pool: Pool, progress: Pr
     ordered = sorted(devices, key=lambda device: (device.memory_bytes, device.name))
     pinned = recipe.trainable.freezes or recipe.offload != "auto"
     ways = AS_WRITTEN if pinned else WAYS
-    found: dict[tuple[str, str], CardEstimate | str] = {}
+    found: dict[tuple[str, str], GpuEstimate | str] = {}
     failures: list[TightfitError] = []
     done = 0
     for attempt in range(max(map(len, ways.values()))):
@@ -108,7 +108,7 @@ def overview(recipe: Recipe, devices: Iterable[Device], pool: Pool, progress: Pr
         for name, recipes in ways.items():
             if attempt < len(recipes):
                 left = [device for device in ordered if _may_still_fit(found.get((name, device.name)), device)]
-                tried = {repr(each.recipe) for each in found.values() if isinstance(each, CardEstimate)}
+                tried = {repr(each.recipe) for each in found.values() if isinstance(each, GpuEstimate)}
                 jobs += [(name, resolved, group)
                          for resolved, group in _jobs(recipe, recipes[attempt], left, partial(_refuse, found, name))
                          if repr(resolved) not in tried]
@@ -121,15 +121,16 @@ def overview(recipe: Recipe, devices: Iterable[Device], pool: Pool, progress: Pr
                 found |= {(name, device.name): str(estimates) for device in group if (name, device.name) not in found}
             else:
                 found |= {(name, device.name): estimate for device, estimate in zip(group, estimates, strict=True)}
-    if failures and not any(isinstance(estimate, CardEstimate) for estimate in found.values()):
+    if failures and not any(isinstance(estimate, GpuEstimate) for estimate in found.values()):
         raise failures[0]
-    cards = tuple(Card(device=device, ways={name: found[name, device.name] for name in ways}) for device in ordered)
+    cards = tuple(GpuSummary(device=device, ways={name: found[name, device.name] for name in ways})
+                  for device in ordered)
     return Overview(asked=recipe, cards=cards, traces=done)
 
 
 def estimate_on_cards(
     evaluator: InProcess, recipe: Recipe, devices: Sequence[Device]
-) -> list[CardEstimate] | TightfitError:
+) -> list[GpuEstimate] | TightfitError:
     """The memory and time of a resolved recipe on cards of one generation, by a trace for the first of them."""
     tools, replays = evaluator.tools, dict[int, Replay]()
 
@@ -148,12 +149,12 @@ def estimate_on_cards(
         return error
 
 
-def _estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, evaluator: InProcess) -> CardEstimate:
+def _estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, evaluator: InProcess) -> GpuEstimate:
     if tools.untraced is not None:
         trace = replace(trace, untraced=tools.untraced(recipe, device, trace))
     found = fit(trace, device, tools, evaluator.margin, settings_of(recipe))
     time = training_time(trace, recipe, device, tools)[0] if found.safe else None
-    return CardEstimate(recipe=recipe, memory=found.memory, time=time)
+    return GpuEstimate(recipe=recipe, memory=found.memory, time=time)
 
 
 def _jobs(
@@ -181,16 +182,16 @@ def _jobs(
     yield from ((resolved, tuple(group)) for resolved, group in groups.values())
 
 
-def _may_still_fit(estimate: CardEstimate | str | None, device: Device) -> bool:
+def _may_still_fit(estimate: GpuEstimate | str | None, device: Device) -> bool:
     """Whether another recipe of the way may do where this one does not: not where weights and optimizer states alone
     are more than the card has."""
-    if not isinstance(estimate, CardEstimate):
+    if not isinstance(estimate, GpuEstimate):
         return estimate is None
     held = sum(estimate.memory.by_category.get(name, 0) for name in ("weights", "optimizer"))
     return estimate.time is None and held < device.memory_bytes
 
 
-def _refuse(found: dict[tuple[str, str], CardEstimate | str], name: str, device: Device, reason: str) -> None:
+def _refuse(found: dict[tuple[str, str], GpuEstimate | str], name: str, device: Device, reason: str) -> None:
     found.setdefault((name, device.name), reason)
 
 

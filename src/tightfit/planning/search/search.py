@@ -23,13 +23,13 @@ from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress
 from tightfit.planning.search.explain import (
     SHOWN,
-    compared,
     figures,
-    misses,
+    memory_shortfall,
     ranked,
+    run_too_short,
     still_known,
     too_large,
-    too_short,
+    trade_off,
 )
 from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.gains import gain_without_dropout
@@ -80,18 +80,19 @@ def search(
     margin: Margin | None = None,
     catalogue: Sequence[Device] = (),
     progress: Progress | None = None,
-    choice_alone: bool = False,
+    brief: bool = False,
     for_run: bool = False,
+    keeps_numerics: bool = False,
     evaluator: Evaluator | None = None,
     traces: int = TRACES,
 ) -> Plan:
     """The plan of a recipe on a device.
 
     tools: see `standard_tools`. margin: what is to stay free. catalogue: GPUs among which the smallest that would do is
-    named; none are asked about where it is empty. progress: called before each trace. choice_alone: make no trace that
-    only an answer beside the choice needs, and take the mildest numerics that fit, unless the recipe allows others.
-    for_run: choose for a run of `max_steps`, compiling counted. evaluator: evaluates in place of `tools`, such as a
-    pool of processes. traces: at most, a compiled one counted as several.
+    named; none are asked about where it is empty. progress: called before each trace. brief: make no trace that only an
+    answer beside the choice needs. for_run: choose for a run of `max_steps`, compiling counted. keeps_numerics: never
+    change numerics for speed. evaluator: evaluates in place of `tools`, such as a pool of processes.
+    traces: at most, a compiled one counted as several.
 
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
@@ -105,15 +106,15 @@ def search(
     exploration = Exploration(
         Space(asked, device, _parameters(asked, device, tools)), evaluator or InProcess(tools, margin),
         TraceBudget(limit=COMPILATIONS if compiles else traces),
-        progress=progress, for_run=for_run, keeps_numerics=choice_alone and not recipe.allow_numerics,
+        progress=progress, for_run=for_run, keeps_numerics=keeps_numerics,
     )  # fmt: skip
     try:
         explore(exploration)
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
-    if not choice_alone:
+    if not brief:
         evaluate_comparisons(exploration)
-    return _plan(exploration, recipe, catalogue, margin or Margin(), choice_alone)
+    return _plan(exploration, recipe, catalogue, margin or Margin(), brief)
 
 
 def _parameters(recipe: Recipe, device: Device, tools: Tools) -> int:
@@ -137,18 +138,18 @@ def check_length(recipe: Recipe) -> None:
 
 
 def _plan(
-    exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device], margin: Margin, choice_alone: bool
+    exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device], margin: Margin, brief: bool
 ) -> Plan:
     best = exploration.best()
-    large = [] if choice_alone and best is not None else too_large(exploration)
+    large = [] if brief and best is not None else too_large(exploration)
     shown = ranked(exploration)[:SHOWN]
     head = exploration.found[best] if best is not None else large[0]
-    missed = [misses(choices_text(found.recipe, None, exploration.decided_fields) if found is head else
+    missed = [memory_shortfall(choices_text(found.recipe, None, exploration.decided_fields) if found is head else
                      choices_text(found.recipe, head.recipe), found.estimate.memory) for found in large]
-    answers = brief_answers(exploration, recipe, head) if choice_alone else all_answers(
+    answers = brief_answers(exploration, recipe, head) if brief else all_answers(
         exploration, recipe, shown, head, missed, catalogue, margin)
-    masked = gain_without_dropout(exploration, head) if best is not None and not choice_alone else ""
-    reasons = [*(compared(found, head) for found in shown), *missed]
+    masked = gain_without_dropout(exploration, head) if best is not None and not brief else ""
+    reasons = [*(trade_off(found, head) for found in shown), *missed]
     if best is not None:
         reasons[0] = figures(exploration, best)
     candidates = tuple(
@@ -159,7 +160,7 @@ def _plan(
     )
     if exploration.progress is not None:
         exploration.progress(exploration.budget.made, exploration.budget.made, "done")
-    short = too_short(exploration, best) if best is not None else ""
+    short = run_too_short(exploration, best) if best is not None else ""
     offloaded = notes_on_host_memory(exploration, best) if best is not None else []
     return Plan(
         device=exploration.device, asked=recipe, candidates=candidates,
