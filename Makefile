@@ -6,12 +6,13 @@ BIN := .venv/bin
 GPU_PYTHON ?= $(BIN)/python
 
 .DELETE_ON_ERROR:
-.PHONY: help install lint test demo docs bench gpu clean
+.PHONY: help install lint test slow demo docs bench gpu clean
 
 help:
 	@echo "make install   .venv with the pinned versions and the tightfit command"
 	@echo "make lint      ruff and strict typing"
-	@echo "make test      the whole suite on the CPU"
+	@echo "make test      the suite on the CPU, but for tests that take long"
+	@echo "make slow      the tests that take long"
 	@echo "make demo      train a small GPT on the Python standard library's source"
 	@echo "make docs      write the generated pages of docs/ again, and the site in build/site"
 	@echo "make bench     the benchmarks, recorded in results/"
@@ -34,6 +35,9 @@ lint: install
 # Modules that are compiled once serve every worker, and the processes that tests start.
 test: install
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+slow: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "cold or full_size"
 
 demo: install
 	$(BIN)/tightfit train quickstart

@@ -31,6 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["HOME"] = home.name
 
 
+@pytest.fixture(autouse=True)
+def one_process_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches trace in the test's own process: the suite fills the cores already, and another process imports for
+    seconds."""
+    monkeypatch.setattr("tightfit.planning.search.pool.cores", lambda: 1)
+
+
 @pytest.fixture
 def few_objects() -> Iterator[None]:
     """The collector, and whoever asks it what there is, sees what the test itself makes: the libraries' objects and

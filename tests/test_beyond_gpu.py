@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.benchmark_modules import BENCHMARKS, benchmark
 
 
+@pytest.mark.cold
 def test_streamed_steps_are_the_resident_ones(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "beyond_gpu.py"), "--dry", str(tmp_path), "--only", "exact"]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)

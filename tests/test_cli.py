@@ -112,6 +112,7 @@ def test_too_few_open_files_are_said(place):
     assert_one_line(done.stderr, ["too many files are open", "ulimit -n 1024"])
 
 
+@pytest.mark.cold
 def test_what_the_output_s_encoding_cannot_say_is_replaced(place):
     done = tightfit("train", "mine.yaml", "output_dir=\N{GREEK SMALL LETTER ALPHA}", cwd=place,
                     encoding="cp1252", env={**os.environ, "PYTHONIOENCODING": "cp1252"})
@@ -160,7 +161,7 @@ HEARD = ("import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_
          "runpy.run_module('tightfit', run_name='__main__')")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.cold), signal.SIGINT])
 def test_a_signal_saves_and_says_so(place, number):
     command = [sys.executable, "-c", HEARD, "train", "mine.yaml", "max_steps=100000", "save_steps=null"]
     metrics = place / "run" / "metrics.jsonl"

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tightfit
 
 SOURCE = Path(tightfit.__file__).parent
@@ -61,6 +63,7 @@ def test_modules_of_posix_alone_are_imported_in_one_place():
         assert not found & BLOCKED or path.name == "system.py", path
 
 
+@pytest.mark.cold
 def test_a_model_is_planned_trained_and_resumed(tiny, tmp_path):
     values = {**tiny, "max_steps": 3, "save_steps": 1, "device": "cpu", "compile": "off", "checkpointing": "none",
               "optimizer": "adamw", "precision": "fp32", "attention": "sdpa", "loss": "plain", "offload": "none"}

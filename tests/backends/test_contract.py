@@ -20,6 +20,9 @@ from tightfit.techniques.parallel import ManyProcesses
 
 RUNGS = [(slot, rung) for slot, variants in SLOTS.items() for variant in variants
          for rung in variant.representative_settings()]
+COMPILED = [pytest.param(slot, rung, marks=[pytest.mark.cold] * (getattr(rung, "backend", "") == "inductor"))
+            for slot, rung in RUNGS]
+"""Each rung, what Inductor compiles among those that take long."""
 LOW_RANK = {"learning_rate": 2e-2, "model_overrides": {"initializer_range": 0.1}}
 """Frozen embeddings have to tell tokens apart."""
 ADAPTED = {"trainable": "lora", "precision": "bf16", **LOW_RANK}
@@ -57,7 +60,7 @@ def identifier(value) -> str:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where there is one core
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("slot", "rung"), RUNGS, ids=identifier)
+@pytest.mark.parametrize(("slot", "rung"), COMPILED, ids=identifier)
 def test_a_rung_builds_steps_and_learns(slot, rung, kind, tiny, backend, name):
     needs = {**NEEDS.get(rung.name, {}), **NEEDS.get(f"{slot}={rung.name}", {})}
     values = {**tiny, slot: rung, "device": kind, "batch_size": 8, "micro_batch_size": 3, "learning_rate": 1e-2,

@@ -48,6 +48,7 @@ def test_a_missing_framework_is_named_with_what_to_install(monkeypatch):
         load_backend("jax")
 
 
+@pytest.mark.cold
 def test_python_calls_print_nothing_that_libraries_log():
     script = "import tightfit; tightfit.apply; from tightfit.backends import load_backend; load_backend('pytorch')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)

@@ -245,7 +245,6 @@ def test_training_arguments_need_a_model(tmp_path, run):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_machine_without_a_gpu_is_told_of_every_gpu(recipe, run, monkeypatch):
     monkeypatch.setattr("tightfit.planner.catalogue", lambda: [find_device(name) for name in ("l4", "t4")])
-    monkeypatch.setattr("tightfit.planning.search.pool.cores", lambda: 1)
     status, out, _ = run("plan", recipe)
     assert status == 0
     assert "gpt2 on every GPU of the catalogue: global batch 6, seq_len 16" in out
@@ -384,10 +383,11 @@ class Words(nn.Module):
 def test_a_factory_named_in_a_recipe_or_in_the_place_of_one(tmp_path, run, monkeypatch):
     (tmp_path / "factory_of_words.py").write_text(FACTORY)
     (tmp_path / "mine.yaml").write_text("model: factory_of_words:Words\nvocab_size: 64\nseq_len: 16\nbatch_size: 4\n"
-                                        "data: {source: dummy}\n")
+                                        "data: {source: dummy}\nprecision: fp32\nattention: sdpa\noptimizer: adamw\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    fields = ("vocab_size=64", "seq_len=16", "batch_size=4", "data=dummy")
+    fields = ("vocab_size=64", "seq_len=16", "batch_size=4", "data=dummy", "precision=fp32", "attention=sdpa",
+              "optimizer=adamw")
     for words, device in (
         ((str(tmp_path / "mine.yaml"),), "t4"), ((str(tmp_path / "mine.yaml"),), "cpu"),
         (("factory_of_words:Words", *fields), "t4"), ((*fields, "model=factory_of_words:Words"), "t4"),
@@ -448,7 +448,8 @@ def test_host_memory_limits_what_waits_there():
 
 
 def test_the_same_question_is_answered_from_the_cache_with_no_framework(recipe, tmp_path):
-    words = ["plan", recipe, "--gpu", "l4", "--json"]
+    pins = ["precision=bf16", "attention=sdpa", "loss=plain", "optimizer=adamw"]  # quick to plan
+    words = ["plan", recipe, *pins, "--gpu", "l4", "--json"]
     quick = ("import sys; from tightfit.cli import app; app(sys.argv[1:], standalone_mode=False); "
              "print([n for n in ('torch', 'transformers', 'jax', 'huggingface_hub') if n in sys.modules])")
     first, second = (subprocess.run([sys.executable, "-c", quick, *words], capture_output=True, text=True, cwd=tmp_path,

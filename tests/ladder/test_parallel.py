@@ -26,6 +26,7 @@ def rung(*overrides: str) -> Recipe:
     return ladder.recipe(ladder.rung("DDP"), "smallest", ["device=cpu", *NO_DROPOUT, *overrides])
 
 
+@pytest.mark.cold
 def test_two_processes_do_the_work_of_one():
     """Seven samples: four for one process, three for the other, in micro-batches of three, two and one."""
     recipe = rung("batch_size=7", "micro_batch_size=3")

@@ -257,6 +257,7 @@ def test_a_card_has_a_name_or_a_size() -> None:
     assert 23 << 30 < card("24 GB").device.memory_bytes < 24 << 30
 
 
+@pytest.mark.cold
 def test_memory_falls_as_published(tmp_path: Path) -> None:
     """A few rungs of BERT-large's ladder as a person runs them, at its smallest: a process a rung."""
     kept = ("batch 4, fp32", "micro-batch 1, accumulation 4", "+ checkpointing")

@@ -92,6 +92,7 @@ def test_a_loss_that_is_no_number_is_a_reason_and_no_result(tmp_path: Path, monk
     assert found.reason == "the loss of step 2 is nan: its step times say nothing of training"
 
 
+@pytest.mark.cold
 def test_a_growing_rung_takes_the_batch_that_checkpointing_frees(tmp_path: Path) -> None:
     plain = Recipe.from_dict({**TINY, "model_overrides": {**TINY["model_overrides"], "n_layer": 6}, "seq_len": 128})
     found = figures(tmp_path, plain.to_dict(), checkpointing="every-block", seq_len=128,

@@ -88,6 +88,7 @@ def test_a_deep_model_is_predicted_from_few_blocks_and_alike(monkeypatch):
     assert described(quick, []) == described(whole, [])
 
 
+@pytest.mark.cold
 def test_blocks_that_alternate_are_copied_in_their_period():
     asked = recipe("llama", checkpointing={"name": "every-nth", "n": 2})
     model = tiny_model("llama", num_hidden_layers=21)

@@ -168,6 +168,7 @@ def test_of_ops_without_seconds_those_with_most_work_stay(path):
     assert 777 in {o.tick for o in load_trace(path, limit=10).ops}
 
 
+@pytest.mark.cold
 def test_half_a_million_events_take_bounded_memory(path):
     save_trace(Trace(origin="measured", ops=[replace(op(i), seconds=1e-9 * i) for i in range(BLOCK)]), path)
     head, block, _ = lines(path)

@@ -132,7 +132,7 @@ def overfitting(tiny) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw-8bit"}, {"accumulation": "by-block",
-                         "update": "with-forward"}, {"trainable": "lora"}], ids=str)
+                         "update": "with-forward"}, {"trainable": "lora", "learning_rate": 3e-2}], ids=str)
 def test_the_finished_model_is_the_best_ones(overfitting, tmp_path, changes):
     overfitting |= changes
     summary = Trainer(recipe=overfitting).train()

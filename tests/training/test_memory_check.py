@@ -57,6 +57,7 @@ def test_a_step_is_weighed_against_what_is_free_and_what_there_is(
         checked(large)
 
 
+@pytest.mark.cold
 def test_the_micro_batch_that_is_named_fits(large: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = load_backend("pytorch")
     device = backend.device(large)

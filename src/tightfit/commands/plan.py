@@ -145,7 +145,7 @@ def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> No
     elif not _show_overview(recipe_on, options, key, alone=gpu is None and cluster == Cluster()):
         planned = partial(plan_on, recipe_on, gpu, options.gpu_memory, options.host_memory, cluster=cluster,
                           largest=extreme)
-        _plan(planned, options, key)
+        _plan(planned, options, key, gpu)
 
 
 def _compare(recipe_on: RecipeForDevice, options: PlanOptions, key: Callable[..., str | None]) -> None:
@@ -172,7 +172,9 @@ def _show_overview(
     return True
 
 
-def _plan(planned: Callable[..., ReadablePlan], options: PlanOptions, key: Callable[[], str | None]) -> None:
+def _plan(
+    planned: Callable[..., ReadablePlan], options: PlanOptions, key: Callable[[], str | None], gpu: str | None
+) -> None:
     prices, tokens = options.prices, options.count_of_tokens
     if len(prices) > 1:
         raise RecipeError(f"price: {', '.join(prices)} are several, and this is one GPU's plan; write one")
@@ -184,11 +186,17 @@ def _plan(planned: Callable[..., ReadablePlan], options: PlanOptions, key: Calla
     if prices and not of_gpus:
         price = parse_price(prices[0], f"price: {prices[0]!r} should be what the GPU costs an hour, such as "
                             "--price 2.50")
+
+    def of_its_own(name: str) -> float:
+        if name not in of_gpus:
+            raise RecipeError(f"price: {prices[0]!r} is not the price of {name}; write its price alone")
+        return of_gpus[name]
+
+    if of_gpus and gpu not in (None, "cpu"):  # before anything that takes seconds
+        of_its_own(find_device(gpu).name)
     plan, from_cache = _cached(ReadablePlan, key, planned, "traces")
     if of_gpus:
-        price = of_gpus.get(plan.device.name)
-        if price is None:
-            raise RecipeError(f"price: {prices[0]!r} is not the price of {plan.device.name}; write its price alone")
+        price = of_its_own(plan.device.name)
     plan = replace(plan, candidates=plan.candidates[: options.top], tokens=tokens, cached=from_cache,
                    price=None if price is None else price * max(plan.device.world, 1))
     if options.as_json:

@@ -52,7 +52,8 @@ def computed(kind: str, layout: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("kind", "layout"), [
-    *((kind, "unrolled") for kind in ("every-nth", "segments", "mlp", "selective")),
+    *(pytest.param(kind, "unrolled", marks=pytest.mark.cold) for kind in ("every-nth", "segments")),
+    *((kind, "unrolled") for kind in ("mlp", "selective")),
     *((kind, "scanned") for kind in ("every-block", "every-nth", "segments", "attention", "offloaded", "parts apart")),
     ("every-block", "by two"),
 ])

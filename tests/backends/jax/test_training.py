@@ -142,6 +142,7 @@ for name in alone:
 """
 
 
+@pytest.mark.cold
 def test_two_devices_learn_what_one_learns():
     done = python(TWO, flags="--xla_force_host_platform_device_count=2")
     assert done.returncode == 0, done.stderr

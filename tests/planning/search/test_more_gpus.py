@@ -112,6 +112,7 @@ def test_a_slow_network_binds():
     assert time.to_json()["communication"]["bytes"] == time.communication.bytes
 
 
+@pytest.mark.cold
 def test_fsdp_that_waits_for_communication_is_weighed_with_less_of_it():
     """Several micro-batches over a slow network, of a model of which no two copies fit."""
     slow = Cluster(machines=2, network=1e8)

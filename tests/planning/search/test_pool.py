@@ -59,6 +59,7 @@ def test_other_processes_give_the_same_figures_and_errors(recipes, monkeypatch):
 
 def test_quick_recipes_start_no_process(recipes, monkeypatch):
     monkeypatch.setattr(pool, "WORTHWHILE", 1e9)
+    monkeypatch.setattr(pool, "cores", lambda: 2)
     with Pool(tools(), "pytorch") as evaluator:
         assert evaluator([(recipes[0], GPU)])[0].fit_rank == 0
         assert evaluator._workers == []

@@ -90,6 +90,14 @@ def test_a_compiler_is_weighed_however_short_a_run_is_and_a_note_says_where_it_d
     assert run.recipe.compile.name == "off"
 
 
+def test_a_value_that_nothing_can_stand_in_for_is_not_dominated():
+    """Classifiers have no chunked loss, which is declared to beat whole logits."""
+    toy = replace(Toy.drawn(13), fused=0.3, bandwidth=1e9)
+    classifier = {"model": "bert-base", "task": "sequence-classification", "seq_len": 128}
+    plan = of(toy, 1 << 34, **classifier, loss="auto", precision="bf16", checkpointing="none")
+    assert (plan.recipe.loss.name, plan.recipe.compile.name) == ("plain", "per-block")
+
+
 @pytest.mark.parametrize(("shared", "chosen"), [(0.01, 4), (0.5, 2)])
 def test_of_what_none_can_tell_apart_the_one_with_less_memory_is_taken(shared, chosen):
     """Two micro-batches of 2 are a little slower than one of 4 in all, by two kinds of work that go opposite ways."""

@@ -225,14 +225,17 @@ def _lacks_host_memory(exploration: Exploration, choice: Combination) -> bool:
 
 
 def _dominated(exploration: Exploration, choice: Combination) -> bool:
-    """Whether it holds a value that cannot be built, or one that another is declared to beat in memory and time."""
+    """Whether it holds a value that cannot be built, or one that another, which can stand in its place, is declared to
+    beat in memory and time."""
     space, broken = exploration.space, exploration.unbuildable
     for field, value in zip(space.fields, choice, strict=True):
         if (field, value) in broken:
             return True
         better = space.dominating(field, value)
-        unbuilt = (field, better) in broken or space.with_value(choice, field, better) in exploration.refused
-        if better is not None and not unbuilt:
+        if better is None or (field, better) in broken:
+            continue
+        other = space.with_value(choice, field, better)
+        if space.allows(other) and other not in exploration.refused:
             return True
     return False
 
@@ -246,7 +249,7 @@ def _try_simpler(exploration: Exploration) -> None:
     batch = space.samples_per_device
     for other in space.undone(best[0]):
         known = other in exploration.refused or any(choice == other for choice, _ in exploration.found)
-        if known or other not in space.combinations:
+        if known or not space.allows(other):
             continue
         forecast = exploration.forecasts.of(other).best
         speed = exploration.speed_of(forecast.step_seconds(best[1], batch), space.recipe_for(other, best[1]))

@@ -17,7 +17,7 @@ def evaluate_comparisons(exploration: Exploration) -> None:
         return
     choice, micro = best
     larger = [(choice, other) for other in exploration.sizes if other > micro][:1]
-    plainer = [other for other in space.undone(choice) if other in space.combinations and space.trace_cost(other) == 1]
+    plainer = [other for other in space.undone(choice) if space.allows(other) and space.trace_cost(other) == 1]
     exploration.compared = larger + [(other, micro) for other in plainer[:2]]
     usual = usual_precision(exploration, best)
     with suppress(TraceBudgetExceeded):

@@ -134,6 +134,14 @@ class Space:
             raise Refused("; ".join(always or reasons[0]))
         return sorted(found, key=self.non_defaults)
 
+    def allows(self, choice: Combination) -> bool:
+        """Whether nothing refuses a combination of the space's values."""
+        return choice in self._allowed
+
+    @cached_property
+    def _allowed(self) -> frozenset[Combination]:
+        return frozenset(self.combinations)
+
     def recipe_for(self, choice: Combination, micro: int) -> Recipe:
         """The recipe of a combination at a micro-batch, resolved but for the allocator's setting."""
         fixed = {field: values[0] for field, values in self.values.items()}

@@ -59,6 +59,7 @@ def parameters(recipe):
     return model_size(recipe).parameters
 
 
+@pytest.mark.cold
 def test_the_peak_is_what_xla_says_of_the_whole_compilation(recipe, trace):
     said = subprocess.run([sys.executable, "-c", WHOLE, json.dumps(recipe.to_dict())], capture_output=True, text=True,
                           env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)

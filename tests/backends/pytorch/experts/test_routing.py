@@ -80,7 +80,8 @@ def test_a_loop_takes_each_micro_batchs_own_choices_and_says_so(fields):
     assert not torch.allclose(found[router], exact[router], rtol=1e-3)
 
 
-@pytest.mark.parametrize(("fields", "split"), [({"checkpointing": "every-block"}, WHOLE), (BY_BLOCK, THIRDS)], ids=str)
+@pytest.mark.parametrize(("fields", "split"), [
+    pytest.param({"checkpointing": "every-block"}, WHOLE, marks=pytest.mark.cold), (BY_BLOCK, THIRDS)], ids=str)
 def test_compiled_blocks_have_the_same_losses(fields, split):
     fields, name = {**fields, "precision": "bf16"}, "every other layer"
     plain_model, model = (moe_model(name, num_hidden_layers=2) for _ in range(2))

@@ -110,6 +110,7 @@ def test_memory_is_told_apart_as_in_the_prediction(fields):
     assert ours[Category.ACTIVATIONS] == pytest.approx(theirs[Category.ACTIVATIONS], rel=0.02)
 
 
+@pytest.mark.cold
 def test_compiled_code_is_measured_with_its_memory_and_gradients():
     step, global_batches = prepared("gpt2", compile="per-block")
     found = measure(BACKEND, step, global_batches).trace

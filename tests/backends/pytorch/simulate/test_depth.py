@@ -38,12 +38,13 @@ def described(trace: Trace) -> list[object]:
 
 @pytest.mark.parametrize(("name", "device", "changes"), [
     ("gpt2", GPU, {"optimizer": FOREACH, "precision": "bf16"}),
-    ("gpt2", CPU, {"optimizer": "adamw-8bit"}),
-    ("t5", GPU, {"optimizer": "sgd"}),
-    ("bart", GPU, {"compile": "per-block"}),
-    ("gpt2", GPU, {"parallel": {"name": "fsdp", "processes": 2}, "checkpointing": "every-block", "precision": "bf16"}),
+    pytest.param("gpt2", CPU, {"optimizer": "adamw-8bit"}, marks=pytest.mark.cold),
+    pytest.param("t5", GPU, {"optimizer": "sgd"}, marks=pytest.mark.cold),
+    pytest.param("bart", GPU, {"compile": "per-block"}, marks=pytest.mark.cold),
+    pytest.param("gpt2", GPU, {"parallel": {"name": "fsdp", "processes": 2}, "checkpointing": "every-block",
+                               "precision": "bf16"}, marks=pytest.mark.cold),
     ("gpt2", GPU, {"parallel": {"name": "fsdp", "processes": 2, "reshard": False}, "compile": "per-block"}),
-    (EVERY_OTHER, CPU, {"precision": "bf16", "checkpointing": "every-block"}),
+    pytest.param(EVERY_OTHER, CPU, {"precision": "bf16", "checkpointing": "every-block"}, marks=pytest.mark.cold),
     (EVERY_OTHER, GPU, {"accumulation": "by-block"}),
 ], ids=lambda value: str(value)[:40])
 def test_few_blocks_tell_the_rest(name, device, changes, monkeypatch):

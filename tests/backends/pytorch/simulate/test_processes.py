@@ -94,8 +94,10 @@ def follow_steps(values: dict[str, Any], said: Path) -> None:
 
 
 @pytest.mark.parametrize(("parallel", "micro"), [
-    ({"name": "fsdp"}, 2), ({"name": "fsdp", "gradient_sync": "last"}, 2), ({"name": "fsdp", "reshard": False}, 4),
-    ({"name": "ddp"}, 2), ({"name": "ddp"}, 4),
+    ({"name": "fsdp"}, 2), pytest.param({"name": "fsdp", "gradient_sync": "last"}, 2, marks=pytest.mark.cold),
+    pytest.param({"name": "fsdp", "reshard": False}, 4, marks=pytest.mark.cold),
+    pytest.param({"name": "ddp"}, 2, marks=pytest.mark.cold),
+    ({"name": "ddp"}, 4),
 ], ids=str)  # fmt: skip
 def test_a_process_takes_what_is_predicted(tiny, tmp_path, parallel, micro):
     overrides = {**tiny["model_overrides"], "n_layer": 4, "n_embd": 256}

@@ -28,7 +28,8 @@ from tightfit.recipe import Recipe
 ROWWISE: dict[str, Any] = {"name": "fp8", "scaling": "rowwise"}
 BF16_WEIGHTS: dict[str, Any] = {"name": "fp8", "weights": "bf16"}
 FORMS: dict[str, Any] = {"tensorwise": "fp8", "rowwise": ROWWISE, "bf16 weights": BF16_WEIGHTS}
-each_form = pytest.mark.parametrize("precision", FORMS.values(), ids=FORMS)
+each_form = pytest.mark.parametrize("precision", [
+    pytest.param(form, id=name, marks=[pytest.mark.cold] * (name == "rowwise")) for name, form in FORMS.items()])
 
 
 def decibels(exact: Tensor, other: Tensor) -> float:
@@ -148,6 +149,7 @@ def test_recomputation_is_exact(form, kinds):
         assert same(plain, run("llama", 2, precision=FORMS[form], checkpointing=checkpointing)), checkpointing
 
 
+@pytest.mark.cold
 def test_compiled_recomputed_and_from_host_memory_it_is_the_same_up_to_rounding():
     compiled = {"compile": {"name": "per-block", "backend": "aot_eager"}, "checkpointing": "every-block", **HOST}
     plain, found = (run("llama", 1, alike=True, precision="fp8", **more) for more in ({}, compiled))
@@ -201,7 +203,7 @@ def planned(**fields: Any) -> tuple[int, dict[str, float]]:
                              for dtype, same in itertools.groupby(flops, key=lambda pair: pair[0])}
 
 
-@pytest.mark.parametrize("compiled", ["off", "per-block"])
+@pytest.mark.parametrize("compiled", ["off", pytest.param("per-block", marks=pytest.mark.cold)])
 def test_plans_have_its_flops_by_format_and_its_memory(compiled):
     (usual, in_bf16), (smaller, in_fp8) = (planned(precision=p, compile=compiled) for p in ("bf16", "fp8"))
 

@@ -124,6 +124,7 @@ print("steps:", summary.steps)
 """
 
 
+@pytest.mark.cold
 def test_a_script_that_guards_nothing_trains_with_workers(tiny, tmp_path):
     """From Python 3.14 on, multiprocessing's default start method would run it again in each worker."""
     values = {**tiny, "max_steps": 2, "loading": {"workers": 1}}

@@ -108,7 +108,8 @@ def test_gradients_through_what_a_model_does_to_its_logits(name, bits):
     ("bert", "masked-lm", False, {"pad_vocab_to": 64}),
     ("bart", "seq2seq", False, {"pad_vocab_to": 64}),
     ("gpt2", "causal-lm", False, {"compile": {"name": "per-block", "backend": "aot_eager"}}),
-    ("gemma2 softcapped", "causal-lm", True, {"compile": {"name": "whole", "backend": "aot_eager"}}),
+    pytest.param("gemma2 softcapped", "causal-lm", True, {"compile": {"name": "whole", "backend": "aot_eager"}},
+                 marks=pytest.mark.cold),
 ], ids=str)  # fmt: skip
 def test_gradients_with_other_techniques(name, task, packed, changes):
     make = (lambda: changed_model(name)) if name in CHANGED_LOGITS else (lambda: tiny_model(name))

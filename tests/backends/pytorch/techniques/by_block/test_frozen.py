@@ -50,7 +50,8 @@ def plain(trained: str, base: str, architecture: str = "llama") -> Run:
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("trained", FROZEN)
+@pytest.mark.parametrize("trained", [
+    pytest.param(name, marks=[pytest.mark.cold] * (name == "dora")) for name in FROZEN])
 def test_streamed_frozen_weights_are_the_plain_ones(trained, base):
     wanted = plain(trained, base)
 
@@ -77,8 +78,9 @@ def test_every_technique_streams_frozen_weights(trained, fields):
 
 
 @pytest.mark.parametrize(("fields", "alike"), [
-    pytest.param({}, False, marks=pytest.mark.cold), ({"checkpointing": "every-block"}, True),
+    ({}, False), ({"checkpointing": "every-block"}, True),
 ], ids=["kept", "recomputed"])  # fmt: skip
+@pytest.mark.cold
 def test_compiled_blocks_stream_frozen_weights(fields, alike):
     frozen = {**FROZEN["lora"], "base": "nf4", "compile": {"name": "per-block", "backend": "aot_eager"}, **fields}
 

@@ -114,10 +114,13 @@ def test_casts_of_weights_do_not_wait_in_host_memory():
     assert planned.peak()[1] == pytest.approx(real.peak()[1], rel=0.005)
 
 
-@pytest.mark.parametrize("fields", [BY_BLOCK, HOST, SWEEPS, {**SWEEPS, "batch_size": 16}, ALL, EVERYTHING, SHARES,
-                                    {**UPWARD, **LORA, "base": "nf4"}, {**SHARES, **LORA}, ALL_OF_LORA],
-                         ids=["resident", "host", "sweeps", "many sweeps", "all", "everything", "shares", "nf4",
-                              "shares of lora", "all of lora"])
+@pytest.mark.parametrize("fields", [
+    HOST, EVERYTHING, ALL_OF_LORA,
+    *(pytest.param(fields, marks=pytest.mark.cold) for fields in (
+        BY_BLOCK, SWEEPS, {**SWEEPS, "batch_size": 16}, ALL, SHARES, {**UPWARD, **LORA, "base": "nf4"},
+        {**SHARES, **LORA})),
+], ids=["host", "everything", "all of lora", "resident", "sweeps", "many sweeps", "all", "shares", "nf4",
+        "shares of lora"])
 def test_few_blocks_tell_of_the_rest(fields, monkeypatch):
     monkeypatch.setattr(prediction, "WORTHWHILE", WORTHWHILE)
     recipe, depths = recipe_of(BLOCKS, **fields), []
@@ -175,6 +178,7 @@ def test_what_fits_no_other_way_is_streamed_and_says_so():
     assert resident.chosen is None
 
 
+@pytest.mark.cold
 def test_optimizer_states_leave_the_card_before_blocks_do():
     recipe = Recipe.from_dict({
         **FIELDS, "model": "gpt2-medium", "precision": "bf16", "attention": "sdpa", "loss": "chunked",

@@ -145,6 +145,7 @@ def test_memory_is_used_in_the_order_of_its_copies(scenario):
 MODULES = (transfers, streamed_tensors, offloaded_state, activations, update)
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("mutant", [mutant for module in MODULES for mutant in mutants(module)], ids=str)
 def test_every_wait_is_needed(mutant, monkeypatch):
     monkeypatch.setattr(mutant.function, "__code__", mutant.code)

@@ -28,6 +28,7 @@ def peak_bytes(profiler: profile) -> int:
     return highest
 
 
+@pytest.mark.cold
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on the CPU")
 @pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit"])
 def test_the_declared_update_asks_for_what_the_compiled_one_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
