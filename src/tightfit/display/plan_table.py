@@ -74,8 +74,9 @@ def plan_text(plan: Plan, width: int = 100, *, verbose: bool = False) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def plan_html(plan: Plan, width: int = 140) -> str:
+def plan_html(plan: Plan) -> str:
     """The same in colour, as an HTML fragment for a notebook, with the recipe to copy."""
+    width = 140
     console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True, color_system="truecolor")
     console.print(*_blocks(plan, width, verbose=True), highlight=False, sep="\n")
     shown = console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')

@@ -14,6 +14,7 @@ from tightfit.planning.defaults import resolve
 from tightfit.planning.host_shares import KINDS
 from tightfit.planning.plan import Answers, Plan
 from tightfit.planning.search.budget import TraceBudget
+from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated, InProcess
 from tightfit.planning.search.exploration import Exploration
@@ -73,7 +74,7 @@ def test_of_what_is_equally_fast_the_least_memory_counts_the_hosts():
     search_so_far.found = {more_of_the_host: evaluated(peak_reserved=8 * GIB, host=100 * GIB),
                            more_of_the_card: evaluated(peak_reserved=10 * GIB, host=10 * GIB)}
 
-    assert search_so_far.best() == more_of_the_card
+    assert choose(search_so_far) == more_of_the_card
 
 
 def test_auto_shares_are_all_of_the_blocks_until_a_plan_says_otherwise():

@@ -12,11 +12,12 @@ from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
-from tightfit.planning.search.choose import explore
+from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.explain import ranked, too_large, why
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
+from tightfit.planning.search.explore import explore
 from tightfit.planning.search.search import TRACES, search
 from tightfit.planning.search.space import Space
 from tightfit.planning.standard_tools import standard_tools
@@ -35,11 +36,11 @@ def brute_force(toy, recipe, device):
     space = Space(recipe, device)
     whole = Exploration(space, InProcess(toy.tools(), MARGIN), TraceBudget(limit=10**9))
     whole.evaluate([(choice, micro) for choice in space.combinations for micro in space.sizes])
-    best = whole.best()
+    best = choose(whole)
     kept = {pair: found for pair, found in whole.found.items() if space.level(pair[0]) == (0, 0)}
     if not recipe.allow_numerics and any(found.fit_rank < 2 for found in kept.values()):
         whole.found = kept
-        best = whole.best()
+        best = choose(whole)
     if best is None:
         return None
     return whole.found[best].speed, whole.found[best].estimate.safe, space.numerics(whole.found[best].recipe)
@@ -114,7 +115,7 @@ def test_of_what_none_can_tell_apart_the_one_with_less_memory_is_taken(shared, c
                               TraceBudget(limit=99))
     choice = exploration.space.defaults
     exploration.evaluate([(choice, 2), (choice, 4)])
-    assert exploration.best() == (choice, chosen)
+    assert choose(exploration) == (choice, chosen)
 
 
 def test_eager_attention_is_weighed_on_processors_alone():
@@ -138,7 +139,7 @@ def test_eager_attention_is_weighed_on_processors_alone():
 
 def test_micro_batches_of_ever_longer_traces_are_left_alone(monkeypatch):
     """As packed documents on a processor make them: a billion samples are planned as fast as a few."""
-    monkeypatch.setattr("tightfit.planning.search.choose.LONGER", 50)
+    monkeypatch.setattr("tightfit.planning.search.explore.LONGER", 50)
     toy = Toy.drawn(22)
 
     def growing(recipe, device):
@@ -179,7 +180,7 @@ def test_explaining_traces_nothing():
     evaluate_comparisons(found)
     made = len(toy.calls)
     assert found.budget.made == made
-    best = found.best()
+    best = choose(found)
     assert why(found, best)
     assert {cost.fit_rank for cost in too_large(found)} == {3}
     assert ranked(found)[0] is found.found[best]

@@ -10,6 +10,7 @@ from tightfit.planning.estimate import Margin
 from tightfit.planning.plan import Answers
 from tightfit.planning.search.adapters import adapters
 from tightfit.planning.search.changes import smallest_change
+from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.explain import trade_off, why
 from tightfit.planning.search.exploration import MICRO, Exploration
@@ -27,7 +28,7 @@ TRAINING_ALONE = (MICRO, *(slot for slot, variants in SLOTS.items() if variants[
 
 def brief_answers(exploration: Exploration, recipe: Recipe, head: Evaluated) -> Answers:
     """Answers that take no trace. head: the choice, or what comes nearest to fitting."""
-    best = exploration.best()
+    best = choose(exploration)
     return Answers(
         why=" ".join(why(exploration, best)) if best is not None else "",
         more_gpus=more_gpus(exploration, head),

@@ -1,302 +1,61 @@
-"""Choosing: best first among the combinations of a space, until none left can win by more than the clock's own error.
-
-The mildest level of numerics is looked at first, a harsher one where the recipe allows it or nothing milder fits. What
-is evaluated next is what can be fastest, by what was evaluated before and what techniques declare (see `forecast`); so
-much is traced as it is, at a real micro-batch, and nothing that is shown is interpolated.
-"""
+"""Choosing among what a search evaluated: the mildest numerics, then the fastest, then the plainest, then the least
+memory, each within what predictions can tell apart."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from tightfit.errors import Refused
 from tightfit.planning.costs import FitRank
-from tightfit.planning.defaults import default_micro_batch
-from tightfit.planning.search.budget import TraceBudgetExceeded
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, worst_rank
-from tightfit.planning.search.forecast import FieldValue
-from tightfit.planning.search.host_memory import evaluate_shares
-from tightfit.planning.search.more_gpus import evaluate_communication
-from tightfit.planning.search.space import LAST_RESORT, QUICK, Combination, Level
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
+from tightfit.planning.search.space import LAST_RESORT, Level
+from tightfit.planning.timing.uncertainty import seconds_error
 
-FIRST_TRIES = 4
-"""Combinations that are tried until one can be built."""
-NO_GAIN = 0.03
-"""Share of a step's time for which no larger micro-batch is tried."""
-FAR = 1.5
-"""Multiple of a device's memory that no combination is traced for at length: no forecast errs as much."""
-LONGER = 50_000
-"""Ops and allocations by which a trace may outgrow the first ones, as those of packed documents on a processor do."""
+RANKS = ((FitRank.SAFE, FitRank.AFTER_RETRIES), (FitRank.TIGHT,))
+"""Ranks of what is chosen from, the better ones first."""
 
 
-class Probe(NamedTuple):
-    """A combination that is worth evaluating.
-
-    micro: where to evaluate it. speed: the most samples a second that it can reach. fits: whether it is expected to fit
-    there. unknown: values of which only rules of thumb are known.
-    """
-
-    choice: Combination
-    micro: int
-    speed: float
-    fits: bool
-    unknown: tuple[FieldValue, ...]
-
-
-def explore(exploration: Exploration) -> None:
-    """Evaluate until the choice stands. Raises Refused or ModelError where nothing can be built."""
-    _start(exploration)
-    try:
-        for with_margin in (True, False):
-            _by_level(exploration, with_margin)
-            if exploration.best(with_margin=True) is not None:
-                break
-        _try_simpler(exploration)
-        evaluate_shares(exploration)
-        _evaluate_harsher(exploration)
-        evaluate_communication(exploration)
-        if exploration.space.recipe.mode == "inference":  # which has few, and all are shown
-            exploration.evaluate([(choice, micro) for choice in exploration.considered for micro in exploration.sizes])
-    except TraceBudgetExceeded:
-        if left := len(_probes(exploration, exploration.considered, exploration.best(with_margin=True) is not None)):
-            exploration.notes.append(f"combinations that might be better and were not traced: {left:,}; the limit of "
-                                     f"{exploration.budget.limit} traces was reached")
-    if exploration.best() is None:
-        with contextlib.suppress(TraceBudgetExceeded):
-            _smallest_memory_first(exploration)
-            _least_host_memory(exploration)
-            evaluate_shares(exploration)
-    exploration.budget.extend()
+def choose(exploration: Exploration, with_margin: bool = False) -> Pair | None:
+    """The choice among what was evaluated: of what leaves the margin free, else, unless `with_margin`, of what fits; of
+    the mildest numerics that no harsher ones beat by more than the clock's error. None where nothing fits."""
+    for ranks in RANKS[:1] if with_margin else RANKS:
+        levels: dict[Level, list[Pair]] = {}
+        for pair, found in exploration.found.items():
+            if found.fit_rank in ranks:
+                levels.setdefault(exploration.space.level(pair[0]), []).append(pair)
+        eligible = [level for level in sorted(levels) if level[0] < LAST_RESORT] or sorted(levels)
+        eligible = eligible if eligible and admits_harsher(exploration, eligible[0]) else eligible[:1]
+        fastest = [max(map(exploration.speed, levels[level])) for level in eligible]
+        for level, speed in zip(eligible, fastest, strict=False):
+            if speed * (1 + CLOCK_ERROR) >= max(fastest):
+                return _plainest(exploration, levels[level])
+    return None
 
 
-def _start(exploration: Exploration) -> None:
-    """Evaluate the usual combination at two micro-batches; where it cannot be built, another kernel or format."""
-    space = exploration.space
-    at = default_micro_batch(space.recipe, space.device)
-    high = max((size for size in exploration.sizes if size <= at), default=exploration.sizes[0])
-    low = max((size for size in exploration.sizes if size <= high // 4), default=high)
-    probes = [high] if exploration.budget.limit < 20 else list(dict.fromkeys((low, high)))
-    first = space.first
-    starts = [choice for choice in space.combinations
-              if len(space.differing(choice, first)) <= 1 and space.level(choice) == (0, 0)]
-    starts.sort(key=lambda choice: (choice != first, choice != space.defaults,
-                                    [space.fields.index(field) for field in space.differing(choice, first)]))
-    for start in (starts or space.combinations)[:FIRST_TRIES]:
-        exploration.evaluate([(start, micro) for micro in probes])
-        if any(choice == start for choice, _ in exploration.found):
-            exploration.unbuildable |= {(field, first[space.fields.index(field)])
-                                        for field in space.differing(start, first) if first in exploration.refused}
-            _drop_long_traces(exploration)
-            return
-    if exploration.failure is not None:
-        raise exploration.failure
-    raise Refused("; ".join(list(dict.fromkeys(exploration.refused.values()))[:3]))
+def admits_harsher(exploration: Exploration, level: Level) -> bool:
+    """Whether harsher numerics than the mildest that fit may be chosen for their speed: where the recipe allows it, or
+    has to change them all the same."""
+    return not exploration.keeps_numerics and (level > (0, 0) or exploration.space.recipe.allow_numerics)
 
 
-def _drop_long_traces(exploration: Exploration) -> None:
-    """Leave out micro-batches whose traces would be far longer than those that were made."""
-    known = {micro: found.events for (_, micro), found in exploration.found.items()}
-    if len(known) < 2:
-        return
-    low, high = min(known), max(known)
-    each = max(known[high] - known[low], 0) / (high - low)
-    kept = [size for size in exploration.sizes if size <= high or each * (size - high) <= LONGER]
-    if kept != exploration.sizes:
-        exploration.notes.append(f"micro-batches above {kept[-1]} were not looked at: the larger they are, the longer "
-                                 "their traces are here")
-    exploration.sizes = kept
+def _plainest(exploration: Exploration, pairs: Sequence[Pair]) -> Pair:
+    """The plainest of one level of what is as fast as the fastest, and of those that none can tell apart the one with
+    the least memory, the host's included; what needs no retries first."""
+    found, space, speed = exploration.found, exploration.space, exploration.speed
+    rank = min(found[pair].fit_rank for pair in pairs)
+    pairs = [pair for pair in pairs if found[pair].fit_rank == rank]
+    enough = max(map(speed, pairs)) / (1 + CLOCK_ERROR)
+    as_fast = [pair for pair in pairs if speed(pair) >= enough]
+    least = min(space.non_defaults(choice) for choice, _ in as_fast)
+    plain = [pair for pair in as_fast if space.non_defaults(pair[0]) == least]
+    fastest = max(plain, key=speed)
+    alike = [pair for pair in plain if pair == fastest or _equally_fast(exploration, pair, fastest)]
+    memory = {pair: found[pair].estimate.memory for pair in alike}
+    return min(alike, key=lambda pair: (memory[pair].used + memory[pair].host, -speed(pair)))
 
 
-def _by_level(exploration: Exploration, with_margin: bool) -> None:
-    """Find the mildest level that fits, and then the best of it and of the harsher ones that it lets in."""
-    levels = exploration.levels
-    for number, level in enumerate(levels):
-        _search(exploration, _choices(exploration, [level]), with_margin, first=True)
-        if exploration.best(with_margin) is None:
-            continue
-        harsher = [other for other in levels[number + 1 :] if other[0] < LAST_RESORT]
-        harsher = harsher if exploration.admits_harsher(level) else []
-        _search(exploration, _choices(exploration, [level, *harsher]), with_margin)
-        return
-
-
-def _evaluate_harsher(exploration: Exploration) -> None:
-    """Evaluate, beside a choice whose blocks wait in host memory with results as they are, the mildest change of
-    numerics with which they need not and that is faster. Raises TraceBudgetExceeded."""
-    best, space = exploration.best(), exploration.space
-    if best is None or exploration.keeps_numerics or not exploration.found[best].recipe.offloaded.needs_by_block:
-        return
-    for level in exploration.levels:
-        if space.level(best[0]) < level and level[0] < LAST_RESORT:
-            choices = [choice for choice in _choices(exploration, [level])
-                       if not space.recipe_for(choice, 1).offloaded.needs_by_block]
-            if _search(exploration, choices, with_margin=True, first=True):
-                return
-
-
-def _choices(exploration: Exploration, levels: Sequence[Level]) -> list[Combination]:
-    return [choice for choice in exploration.space.combinations if exploration.space.level(choice) in levels]
-
-
-def _search(
-    exploration: Exploration, choices: Sequence[Combination], with_margin: bool, *, first: bool = False
-) -> bool:  # fmt: skip
-    """Evaluate what may win of some combinations, as many as go side by side, or, with `first`, until one of them fits;
-    of those that go side by side each teaches something of its own. Whether any fits."""
-    space, worst = exploration.space, worst_rank(with_margin)
-    exploration.considered = list(dict.fromkeys([*exploration.considered, *choices]))
-    own = set(choices)
-    while True:
-        fits = any(found.fit_rank <= worst for (choice, _), found in exploration.found.items() if choice in own)
-        if first and fits:
-            return True
-        probes = sorted(_probes(exploration, choices, with_margin),
-                        key=lambda p: (p.fits, p.speed, -space.non_defaults(p.choice)), reverse=True)
-        wanted: list[Pair] = []
-        taught: set[FieldValue] = set()
-        for probe in probes:
-            if taught.isdisjoint(probe.unknown):
-                wanted.append((probe.choice, probe.micro))
-                taught.update(probe.unknown)
-        if not wanted:
-            return fits
-        exploration.evaluate(wanted[: exploration.evaluator.side_by_side])
-
-
-def _probes(exploration: Exploration, choices: Sequence[Combination], with_margin: bool) -> list[Probe]:
-    """Combinations that may still be chosen: milder than the best one and nearly as fast, else faster than the fastest
-    as mild by more than the clock's error."""
-    level, best = exploration.space.level, exploration.best(with_margin)
-    if best is not None and exploration.has_room(best):
-        choices = [choice for choice in choices if not exploration.space.streams(choice)]
-    milder = harsher = 0.0
-    if best is not None:
-        milder = exploration.speed(best) / (1 + CLOCK_ERROR)
-        alike = [pair for pair, found in exploration.found.items()
-                 if found.fit_rank <= worst_rank(with_margin) and level(pair[0]) == level(best[0])]
-        harsher = (1 + CLOCK_ERROR) * max(map(exploration.speed, alike))
-    return [probe for choice in choices if (probe := _probe(exploration, choice, with_margin)) is not None
-            and probe.speed > (milder if best is not None and level(choice) < level(best[0]) else harsher)]
-
-
-def _probe(exploration: Exploration, choice: Combination, with_margin: bool) -> Probe | None:
-    """The micro-batch at which to evaluate a combination next; None where it fits nowhere or is dominated."""
-    if choice in exploration.refused or _dominated(exploration, choice) or _lacks_host_memory(exploration, choice):
-        return None
-    if any(_probe(exploration, other, with_margin) or exploration.fits(other, with_margin)
-           for other in exploration.space.preferred(choice)):
-        return None
-    worst = FitRank.SAFE if with_margin else FitRank.TIGHT  # above what fits after retries nothing is faster
-    known = {micro: found.fit_rank <= worst for (other, micro), found in exploration.found.items() if other == choice}
-    above = max((micro for micro, fits in known.items() if fits), default=0)
-    below = min((micro for micro, fits in known.items() if not fits and micro > above), default=1 << 62)
-    forecast, batch = exploration.forecasts.of(choice), exploration.space.samples_per_device
-    open_sizes = [micro for micro in exploration.sizes  # a step's only micro-batch finds no gradients
-                  if above < micro and micro not in known and (micro < below or micro == batch)]
-    usable = exploration.usable_bytes(with_margin) / exploration.allocator_overhead
-    fitting = [micro for micro in open_sizes if forecast.best.peak(micro, batch) <= usable]
-    if not fitting:
-        return None
-    largest = exploration.space.recipe_for(choice, fitting[-1])
-    speed = exploration.speed_of(forecast.best.step_seconds(fitting[-1], batch), largest)
-    likely = [micro for micro in fitting if forecast.likely.peak(micro, batch) <= usable] or fitting[:1]
-    micro = likely[-1]
-    together = largest.accumulation != "auto" and largest.accumulation.by_block  # the fewer the better, and as copied
-    if forecast.likely.seconds.slope and not together:  # else nothing is known of other micro-batches' times
-        enough = forecast.likely.step_seconds(micro, batch) * (1 + NO_GAIN)
-        micro = next(micro for micro in likely if forecast.likely.step_seconds(micro, batch) <= enough)
-    fits = forecast.likely.peak(micro, batch) <= usable
-    return Probe(choice, micro, speed, fits, forecast.unknown)
-
-
-def _lacks_host_memory(exploration: Exploration, choice: Combination) -> bool:
-    """Whether the host's memory is too small for a combination at any micro-batch: by what is declared of weights,
-    gradients and states, for it and the device together, or as one was traced that keeps no more of them there."""
-    space, device = exploration.space, exploration.device
-    offloaded = space.offloaded_bytes_per_parameter(choice)
-    if not offloaded or not device.host_bytes:
-        return False
-    held = (space.bytes_per_parameter(choice) + offloaded) * exploration.forecasts.parameters
-    lacking = (other for (other, _), found in exploration.found.items() if found.estimate.memory.host_too_small)
-    return held > device.memory_bytes + device.host_bytes or any(
-        space.offloaded_bytes_per_parameter(other) <= offloaded for other in lacking)
-
-
-def _dominated(exploration: Exploration, choice: Combination) -> bool:
-    """Whether it holds a value that cannot be built, or one that another, which can stand in its place, is declared to
-    beat in memory and time."""
-    space, broken = exploration.space, exploration.unbuildable
-    for field, value in zip(space.fields, choice, strict=True):
-        if (field, value) in broken:
-            return True
-        better = space.dominating(field, value)
-        if better is None or (field, better) in broken:
-            continue
-        other = space.with_value(choice, field, better)
-        if space.allows(other) and other not in exploration.refused:
-            return True
-    return False
-
-
-def _try_simpler(exploration: Exploration) -> None:
-    """Evaluate the choice with each of its non-default values undone, where that may be as fast."""
-    best = exploration.best()
-    if best is None:
-        return
-    space, usable = exploration.space, exploration.usable_bytes(exploration.found[best].fit_rank.is_safe)
-    batch = space.samples_per_device
-    for other in space.undone(best[0]):
-        known = other in exploration.refused or any(choice == other for choice, _ in exploration.found)
-        if known or not space.allows(other):
-            continue
-        forecast = exploration.forecasts.of(other).best
-        speed = exploration.speed_of(forecast.step_seconds(best[1], batch), space.recipe_for(other, best[1]))
-        as_fast = speed * (1 + CLOCK_ERROR) >= exploration.speed(best)
-        if as_fast and forecast.peak(best[1], batch) * exploration.allocator_overhead <= usable:
-            exploration.evaluate([(other, best[1])])
-
-
-def _least_host_memory(exploration: Exploration) -> None:
-    """Evaluate what is likeliest to need least of a host's memory, where that is too small for something."""
-    space = exploration.space
-    if not any(found.estimate.memory.host_missing for found in exploration.found.values()):
-        return
-    offloading = [choice for choice in space.combinations if space.offloaded_bytes_per_parameter(choice)
-                  and space.trace_cost(choice) <= QUICK and not _dominated(exploration, choice)]
-    if not offloading:
-        return
-    least = min(offloading, key=lambda choice: (space.bytes_per_parameter(space.without_offload(choice)),
-                                                space.activation_share(choice), space.non_defaults(choice)))
-    batch, sizes = space.samples_per_device, exploration.sizes
-    while sizes:  # the device has to hold it, so that host memory is all that it lacks
-        forecast = exploration.forecasts.of(least).likely
-        sizes = [micro for micro in sizes if forecast.peak(micro, batch) <= exploration.usable_bytes(with_margin=True)]
-        if sizes:
-            exploration.evaluate([(least, sizes[-1])])
-            found = exploration.found.get((least, sizes.pop()))
-            sizes = sizes if found is not None and found.estimate.memory.missing else []
-
-
-def _smallest_memory_first(exploration: Exploration) -> None:
-    """Evaluate what is likeliest to need least, where nothing is known to fit, until it is known."""
-    batch = exploration.space.samples_per_device
-    ends = dict.fromkeys([exploration.sizes[0], *[size for size in exploration.sizes if size == batch]])
-    exploration.considered = exploration.space.combinations
-    for _ in range(3):
-        pairs = [(choice, micro) for choice in exploration.considered for micro in ends
-                 if choice not in exploration.refused and not _dominated(exploration, choice)]
-        if not pairs:
-            return
-        forecasts = {pair: exploration.forecasts.of(pair[0]) for pair in pairs}
-        least_bytes = min(forecasts[c, m].best.peak(m, batch) for c, m in pairs)
-        out_of_reach = least_bytes > FAR * exploration.usable_bytes(False)
-        if out_of_reach:  # one tells that as well as any
-            pairs = [pair for pair in pairs if exploration.space.trace_cost(pair[0]) == 1] or pairs
-        least = min(pairs, key=lambda pair: forecasts[pair].likely.peak(pair[1], batch))
-        if least in exploration.found:
-            return
-        exploration.evaluate([least])
-        if out_of_reach:
-            return
+def _equally_fast(exploration: Exploration, one: Pair, other: Pair) -> bool:
+    """Whether the error of their times' difference, in which errors of both cancel out, is above the difference."""
+    a, b = exploration.found[one].estimate.time, exploration.found[other].estimate.time
+    difference = {kind: seconds - b.work.get(kind, 0.0) for kind, seconds in a.work.items()}
+    error = seconds_error(difference, exploration.device, a.calibrated)
+    return abs(a.step_seconds - b.step_seconds) <= (error or 0.0)

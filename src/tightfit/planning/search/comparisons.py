@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from tightfit.planning.search.budget import TraceBudgetExceeded
+from tightfit.planning.search.choose import choose
 from tightfit.planning.search.exploration import Exploration, Pair
 from tightfit.planning.search.space import Combination
 
@@ -12,7 +13,7 @@ from tightfit.planning.search.space import Combination
 def evaluate_comparisons(exploration: Exploration) -> None:
     """Evaluate the choice at the next larger micro-batch, with each of its other non-default values undone, and its
     like in the usual precision. One of them may prove to be the better choice."""
-    best, space = exploration.best(), exploration.space
+    best, space = choose(exploration), exploration.space
     if best is None:
         return
     choice, micro = best

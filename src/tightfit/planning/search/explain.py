@@ -7,6 +7,7 @@ from tightfit.errors import ModelError
 from tightfit.planning.costs import FitRank, Memory
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Tools
+from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, startup, worst_rank
@@ -25,7 +26,7 @@ LEAST_SHARE = 0.0005
 def ranked(exploration: Exploration) -> list[Evaluated]:
     """The choice, then the best of every other combination, better fits before worse ones and the fastest first; among
     those shown the best of each milder level of numerics."""
-    best = exploration.best()
+    best = choose(exploration)
     if best is None:
         return []
     fitting = [pair for pair, found in exploration.found.items() if found.fit_rank.fits and pair != best]
@@ -59,7 +60,7 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
     """Combinations that do not fit, those that miss least first. Beside a choice: it at the next larger micro-batch,
     it with each departure undone, and its like in the usual precision; without one all that were evaluated, each where
     it needs least."""
-    best = exploration.best()
+    best = choose(exploration)
     large: dict[Combination, Evaluated] = {}
     if best is None:
         for (choice, _), found in exploration.found.items():
@@ -105,7 +106,7 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
             what = "changes them least of what fits" if space.numerics(other.recipe) else "leaves them unchanged"
             slower = percent(abs(faster_by(other.speed, found.speed)))
             sentences.append(f"{choices_text(other.recipe, found.recipe)} {what}, and is {slower} slower.")
-    sentences += [note for technique in space.techniques(best[0]) if (note := technique.learning_rate_note)]
+    sentences += [note for technique in best[0] if (note := technique.learning_rate_note)]
     near = nearest_in_usual_precision(exploration, best)
     if near is not None:
         sentences.append(_why_not_usual_precision(exploration.found[near], found))

@@ -1,4 +1,4 @@
-"""The state of a search: what was evaluated, and the best of it."""
+"""The state of a search: what was evaluated, and what could not be."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, without_allocator_setting
 from tightfit.planning.search.forecast import FieldValue, Forecasts
-from tightfit.planning.search.space import LAST_RESORT, Combination, Level, Space
+from tightfit.planning.search.space import Combination, Level, Space
 from tightfit.planning.search.wording import choices_text
-from tightfit.planning.timing.uncertainty import seconds_error
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
@@ -23,9 +22,6 @@ CLOCK_ERROR = 0.05
 that differ in one field, predicted and measured ratios are 5 to 6 % apart at the median (results/search_quality.json);
 single times are off by 9 to 22 %."""
 MICRO = "micro_batch_size"
-RANKS = ((FitRank.SAFE, FitRank.AFTER_RETRIES), (FitRank.TIGHT,))
-"""Ranks of what is chosen from, the better ones first."""
-
 Pair = tuple[Combination, int]
 
 
@@ -96,48 +92,6 @@ class Exploration:
         if self.for_run and recipe.num_train_epochs is None:  # of epochs nobody knows yet how many steps they are
             seconds += startup(recipe) / recipe.max_steps
         return self.space.recipe.batch_size / max(seconds, 1e-12)
-
-    def best(self, with_margin: bool = False) -> Pair | None:
-        """The choice among what was evaluated: of what leaves the margin free, else, unless `with_margin`, of what
-        fits; of the mildest numerics that no harsher ones beat by more than the clock's error."""
-        for ranks in RANKS[:1] if with_margin else RANKS:
-            levels: dict[Level, list[Pair]] = {}
-            for pair, found in self.found.items():
-                if found.fit_rank in ranks:
-                    levels.setdefault(self.space.level(pair[0]), []).append(pair)
-            eligible = [level for level in sorted(levels) if level[0] < LAST_RESORT] or sorted(levels)
-            eligible = eligible if eligible and self.admits_harsher(eligible[0]) else eligible[:1]
-            fastest = [max(map(self.speed, levels[level])) for level in eligible]
-            for level, speed in zip(eligible, fastest, strict=False):
-                if speed * (1 + CLOCK_ERROR) >= max(fastest):
-                    return self._plainest(levels[level])
-        return None
-
-    def admits_harsher(self, level: Level) -> bool:
-        """Whether harsher numerics than the mildest that fit may be chosen for their speed: where the recipe allows it,
-        or has to change them all the same."""
-        return not self.keeps_numerics and (level > (0, 0) or self.space.recipe.allow_numerics)
-
-    def _plainest(self, pairs: Sequence[Pair]) -> Pair:
-        """The plainest of one level of what is as fast as the fastest, and of those that none can tell apart the one
-        with the least memory, the host's included; what needs no retries first."""
-        rank = min(self.found[pair].fit_rank for pair in pairs)
-        pairs = [pair for pair in pairs if self.found[pair].fit_rank == rank]
-        enough = max(map(self.speed, pairs)) / (1 + CLOCK_ERROR)
-        as_fast = [pair for pair in pairs if self.speed(pair) >= enough]
-        least = min(self.space.non_defaults(choice) for choice, _ in as_fast)
-        plain = [pair for pair in as_fast if self.space.non_defaults(pair[0]) == least]
-        fastest = max(plain, key=self.speed)
-        alike = [pair for pair in plain if pair == fastest or self._equally_fast(pair, fastest)]
-        memory = {pair: self.found[pair].estimate.memory for pair in alike}
-        return min(alike, key=lambda pair: (memory[pair].used + memory[pair].host, -self.speed(pair)))
-
-    def _equally_fast(self, one: Pair, other: Pair) -> bool:
-        """Whether the error of their times' difference, in which errors of both cancel out, is above the difference."""
-        a, b = self.found[one].estimate.time, self.found[other].estimate.time
-        difference = {kind: seconds - b.work.get(kind, 0.0) for kind, seconds in a.work.items()}
-        error = seconds_error(difference, self.device, a.calibrated)
-        return abs(a.step_seconds - b.step_seconds) <= (error or 0.0)
 
     def fits(self, choice: Combination, with_margin: bool) -> bool:
         """Whether a combination was found to fit at any micro-batch."""

@@ -21,7 +21,7 @@ HEURISTIC_SLACK = 0.3
 NEAREST = 4
 """Evaluated combinations that are asked for one that was not."""
 
-FieldValue = tuple[str, Any]
+FieldValue = tuple[str, Technique]
 """A field, and a value of it."""
 
 
@@ -168,7 +168,7 @@ class Forecasts:
             known = effects[field, new]
             if known is not None:
                 likely, best = likely.then(known), best.then(known)
-            elif isinstance(new, Technique):
+            else:
                 unknown.append((field, new))
                 kept = new.kept_share / old.kept_share
                 time = (1 + new.slowdown(device)) / (1 + old.slowdown(device))

@@ -8,6 +8,7 @@ from tightfit.backends.measurements import ModelSize
 from tightfit.devices import Device
 from tightfit.planning.host_shares import KINDS, fill_device
 from tightfit.planning.plan import Plan
+from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.wording import choices_text
@@ -21,7 +22,7 @@ OFFLOAD = "offload"
 def evaluate_shares(exploration: Exploration) -> None:
     """Evaluate the choice with so much of its blocks on the device as that has room for, where its copies are waited
     for; where nothing fits, so what lacks host memory alone. Raises TraceBudgetExceeded."""
-    best, space = exploration.best(), exploration.space
+    best, space = choose(exploration), exploration.space
     if OFFLOAD not in space.fields:
         return
     asked = space.recipe.offload

@@ -15,6 +15,7 @@ from tightfit.planning.costs import Time
 from tightfit.planning.drives import drive_bytes
 from tightfit.planning.plan import Scaling
 from tightfit.planning.search.budget import TraceBudgetExceeded
+from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.timing.uncertainty import Work
@@ -32,7 +33,7 @@ GATHERED = 0.1
 def evaluate_communication(exploration: Exploration) -> None:
     """Evaluate the choice with what communicates less and takes more memory, where it waits for that. Raises
     TraceBudgetExceeded."""
-    best, space = exploration.best(), exploration.space
+    best, space = choose(exploration), exploration.space
     if best is None or PARALLEL not in space.fields:
         return
     (choice, micro), found = best, exploration.found[best]

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeVar
 
 from tightfit.calibration import Calibration
-from tightfit.planning.estimate import Margin, Tools
+from tightfit.planning.estimate import Tools
 from tightfit.planning.search.evaluate import InProcess, Job, Outcome, without_allocator_setting
 from tightfit.system import POSIX, cores
 
@@ -34,12 +34,10 @@ class Pool:
     Use it as a context manager; its end ends the processes.
     """
 
-    def __init__(
-        self, tools: Tools, backend: str, calibration: Calibration | None = None, margin: Margin | None = None
-    ) -> None:
+    def __init__(self, tools: Tools, backend: str, calibration: Calibration | None = None) -> None:
         self.side_by_side = max(min(cores(), MOST), 1) if POSIX else 1  # Windows lets none inherit a pipe
-        self._own = InProcess(tools, margin)
-        self._greeting = (list(sys.path), backend, calibration, margin)
+        self._own = InProcess(tools)
+        self._greeting = (list(sys.path), backend, calibration)
         self._workers: list[Worker] = []
         self._homes: dict[str, Worker | None] = {}
 
@@ -105,7 +103,7 @@ class Pool:
 
 
 class Worker:
-    """A process that evaluates recipes, one after the other. greeting: import paths, backend, calibration, margin."""
+    """A process that evaluates recipes, one after the other. greeting: import paths, backend, calibration."""
 
     def __init__(self, greeting: tuple[Any, ...]) -> None:
         self._connection, theirs = Pipe()
@@ -152,13 +150,13 @@ class Worker:
 
 def work(connection: Connection) -> None:
     """Evaluate, in a process of a worker, what comes over a connection until it ends."""
-    paths, name, calibration, margin = connection.recv()
+    paths, name, calibration = connection.recv()
     sys.path[:] = paths
 
     from tightfit.backends import load_backend
     from tightfit.planning.standard_tools import standard_tools
 
-    evaluate = InProcess(standard_tools(load_backend(name), calibration), margin)
+    evaluate = InProcess(standard_tools(load_backend(name), calibration))
     connection.send("ready")
     with suppress(EOFError):
         while True:

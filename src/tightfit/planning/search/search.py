@@ -18,7 +18,7 @@ from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.answers import TRAINING_ALONE, all_answers, brief_answers
 from tightfit.planning.search.budget import TraceBudget
-from tightfit.planning.search.choose import explore
+from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress
 from tightfit.planning.search.explain import (
@@ -32,6 +32,7 @@ from tightfit.planning.search.explain import (
     trade_off,
 )
 from tightfit.planning.search.exploration import Exploration
+from tightfit.planning.search.explore import explore
 from tightfit.planning.search.gains import gain_without_dropout
 from tightfit.planning.search.host_memory import experts_stay, notes_on_host_memory
 from tightfit.planning.search.pool import Pool
@@ -140,7 +141,7 @@ def check_length(recipe: Recipe) -> None:
 def _plan(
     exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device], margin: Margin, brief: bool
 ) -> Plan:
-    best = exploration.best()
+    best = choose(exploration)
     large = [] if brief and best is not None else too_large(exploration)
     shown = ranked(exploration)[:SHOWN]
     head = exploration.found[best] if best is not None else large[0]

@@ -9,6 +9,7 @@ from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin
 from tightfit.planning.search.budget import TraceBudgetExceeded
+from tightfit.planning.search.choose import choose
 from tightfit.planning.search.exploration import MICRO, Exploration
 from tightfit.planning.search.space import Combination, trace_cost
 from tightfit.planning.search.wording import changing, choices_text
@@ -27,7 +28,7 @@ def smallest_gpu(
         return None, "", ""
     mildest = exploration.levels[0]
     gpu, text = _smallest(exploration, catalogue, margin, [c for c in space.combinations if space.level(c) == mildest])
-    best, _ = exploration.best() or min(found, key=lambda pair: found[pair].estimate.memory.demand)
+    best, _ = choose(exploration) or min(found, key=lambda pair: found[pair].estimate.memory.demand)
     changed = space.numerics(space.recipe_for(best, 1))
     if not changed:
         return gpu, text, ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,8 +20,8 @@ from tightfit.planning.defaults import fill_rest, resolve
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS, Offload, Technique, default_for_slot
 
-Combination = tuple[Any, ...]
-"""A value for each of `Space.fields`: a technique, or a plain value."""
+Combination = tuple[Technique, ...]
+"""A technique for each of `Space.fields`."""
 Level = tuple[int, int]
 """Change of numerics of a combination: its harshest technique, then the sum of all."""
 LAST_RESORT = 4
@@ -52,9 +52,9 @@ class Space:
         return filled.model_copy(update={ALLOCATOR: self.recipe.expandable_segments}) if caching else filled
 
     @cached_property
-    def values(self) -> Mapping[str, Sequence[Any]]:
-        """Values considered of each field, the usual one first."""
-        found: dict[str, Sequence[Any]] = {}
+    def values(self) -> Mapping[str, Sequence[Technique]]:
+        """Values considered of each slot, the usual one first."""
+        found: dict[str, Sequence[Technique]] = {}
         for slot, variants in SLOTS.items():
             pinned = getattr(self.recipe, slot)
             if pinned != "auto" and not pinned.left_open(self.device):
@@ -107,31 +107,27 @@ class Space:
         return tuple(self.dominating(field, value) or value
                      for field, value in zip(self.fields, self.defaults, strict=True))
 
-    def dominating(self, field: str, value: Any) -> Technique | None:
+    def dominating(self, field: str, value: Technique) -> Technique | None:
         """The value of a field that is declared to beat this one in memory and time, if there is one."""
-        name = value.dominating_variant(self.device) if isinstance(value, Technique) else ""
+        name = value.dominating_variant(self.device)
         return next((other for other in self.values[field] if name and other.name == name), None)
 
     @cached_property
     def combinations(self) -> list[Combination]:
         """The combinations that nothing refuses, plainest first. Raises Refused where there are none, with what stands
         against every one of them: pins that contradict each other."""
-        found = []
-        refusals: dict[Combination, list[str] | None] = {}  # which plain values do not decide; None: changes nothing
-        techniques = [i for i, field in enumerate(self.fields) if field in SLOTS]
+        found, refused = [], []
         for choice in itertools.product(*(self.values[field] for field in self.fields)):
-            key = tuple(choice[i] for i in techniques)
-            if key not in refusals:
-                resolved = self.recipe_for(choice, 1)
-                redundant = any(technique.redundant(resolved, self.recipe)
-                                for technique in self.techniques(choice))
-                refusals[key] = None if redundant else resolved.refusals(self.device)
-            if refusals[key] == []:
+            resolved = self.recipe_for(choice, 1)
+            if any(technique.redundant(resolved, self.recipe) for technique in choice):
+                continue
+            if reasons := resolved.refusals(self.device):
+                refused.append(reasons)
+            else:
                 found.append(choice)
         if not found:
-            reasons = [reasons for reasons in refusals.values() if reasons]
-            always = [reason for reason in reasons[0] if all(reason in others for others in reasons)]
-            raise Refused("; ".join(always or reasons[0]))
+            always = [reason for reason in refused[0] if all(reason in others for others in refused)]
+            raise Refused("; ".join(always or refused[0]))
         return sorted(found, key=self.non_defaults)
 
     def allows(self, choice: Combination) -> bool:
@@ -174,31 +170,27 @@ class Space:
         """Whether blocks wait in the host's memory, by a search's choice."""
         return any(isinstance(value, Offload) and value.shares.needs_by_block for value in choice)
 
-    def with_value(self, choice: Combination, field: str, value: Any) -> Combination:
+    def with_value(self, choice: Combination, field: str, value: Technique) -> Combination:
         """The combination with another value of one of its fields."""
         return tuple(value if name == field else own for name, own in zip(self.fields, choice, strict=True))
 
     def preferred(self, choice: Combination) -> list[Combination]:
         """The combination with each of its techniques in the setting that is never slower, `Technique.preferred`."""
         return [self.with_value(choice, field, first) for field, value in zip(self.fields, choice, strict=True)
-                if isinstance(value, Technique) and (first := value.preferred) in self.values[field]]
+                if (first := value.preferred) is not None and first in self.values[field]]
 
     def differing(self, one: Combination, other: Combination) -> list[str]:
         """The fields in which two combinations differ."""
         return [field for field, a, b in zip(self.fields, one, other, strict=True) if a != b]
 
-    def techniques(self, choice: Combination) -> Iterator[Technique]:
-        """The techniques that the search, not a person, picked."""
-        return (value for field, value in zip(self.fields, choice, strict=True) if field in SLOTS)
-
     def level(self, choice: Combination) -> Level:
         """Change of numerics of a combination; values that a person pinned are not counted."""
-        changes = [technique.numerics_change for technique in self.techniques(choice)]
+        changes = [technique.numerics_change for technique in choice]
         return max(changes, default=0), sum(changes)
 
     def numerics(self, recipe: Recipe) -> tuple[str, ...]:
         """Values picked that change results, as `field=value`."""
-        picked = (getattr(recipe, field) for field in self.fields if field in SLOTS)
+        picked = (getattr(recipe, field) for field in self.fields)
         return tuple(f"{technique.slot}={technique.name}" for technique in picked if technique.numerics_change)
 
     def least_memory(self, choices: Sequence[Combination]) -> Combination:
@@ -218,7 +210,7 @@ class Space:
 
     def activation_share(self, choice: Combination) -> float:
         """The share of what the heaviest techniques keep for the backward pass, as declared."""
-        return math.prod(technique.kept_share for technique in self.techniques(choice))
+        return math.prod(technique.kept_share for technique in choice)
 
     def bytes_per_parameter(self, choice: Combination) -> float:
         """Bytes of weights, gradients and optimizer states on the device, as declared."""
@@ -240,11 +232,11 @@ class Space:
 
     def states(self, choice: Combination) -> Combination:
         """The part of a combination that decides what weights, gradients and optimizer states hold."""
-        return tuple(technique for technique in self.techniques(choice) if technique.changes_states)
+        return tuple(technique for technique in choice if technique.changes_states)
 
     def trace_cost(self, choice: Combination) -> int:
         """Cost of its trace, in traces of the plainest combination."""
-        return max([trace_cost(self.base), *(int(technique.trace_cost) for technique in self.techniques(choice))])
+        return max([trace_cost(self.base), *(int(technique.trace_cost) for technique in choice)])
 
     @cached_property
     def sizes(self) -> list[int]:
