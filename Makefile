@@ -36,8 +36,11 @@ lint: install
 test: install
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
+# Runs of several processes are timed, so nothing runs beside them.
+SLOW := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "(cold or full_size) and not gpu"
 slow: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "cold or full_size"
+	$(SLOW) tests/training
+	$(SLOW) --numprocesses $(WORKERS) --dist worksteal --ignore=tests/training tests
 
 demo: install
 	$(BIN)/tightfit train quickstart

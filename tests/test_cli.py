@@ -112,6 +112,15 @@ def test_too_few_open_files_are_said(place):
     assert_one_line(done.stderr, ["too many files are open", "ulimit -n 1024"])
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_under_the_output_is_said():
+    command = [sys.executable, "-m", "tightfit", "gpus"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert_one_line(done.stderr, ["no space is left where the output goes"])
+
+
 @pytest.mark.cold
 def test_what_the_output_s_encoding_cannot_say_is_replaced(place):
     done = tightfit("train", "mine.yaml", "output_dir=\N{GREEK SMALL LETTER ALPHA}", cwd=place,

@@ -116,6 +116,8 @@ def ending(error: BaseException) -> tuple[str, int]:
         return "interrupted", 130
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "too many files are open for this process's limit; allow more by: ulimit -n 1024", 2
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return "no space is left where the output goes, which may be cut short; free some, or write it elsewhere", 2
     if isinstance(error, RuntimeError) and "home directory" in str(error):  # as pathlib says it
         return "caches have no place, for this user has no home folder; set HOME, or USERPROFILE on Windows", 2
     if not isinstance(error, TightfitError):

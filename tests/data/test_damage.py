@@ -69,6 +69,14 @@ def test_an_image_of_another_format_than_it_is_named(tmp_path: Path) -> None:
         read_image(tmp_path / "a.png", 4, 3)
 
 
+def test_an_image_too_large_to_be_meant(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("1", (20_000, 10_000)).save(tmp_path / "a.png")
+    with pytest.raises(DataError, match=r"a.png is not a readable image: .*exceeds limit"):
+        read_image(tmp_path / "a.png", 4, 3)
+
+
 def test_a_long_line_without_spaces(tmp_path: Path) -> None:
     draw = random.Random(0)
     text = "".join(draw.choices(string.ascii_letters, k=300_000))

@@ -165,8 +165,11 @@ def test_labels_that_are_numbers_stay_so() -> None:
     assert class_ids([2, 0, 1], "label") == class_ids(["2", "0", "1"], "label") == ([2, 0, 1], [])
     assert class_ids(["10", "9"], "label")[0] == [10, 9]
     assert class_ids([True, False], "label")[0] == [1, 0]
-    with pytest.raises(DataError, match="holds -1"):
-        class_ids([-1, 0], "label")
+    for wrong in (-1, 10**30):
+        with pytest.raises(DataError, match=rf"row 2 is {wrong}; .*below num_labels"):
+            class_ids([0, wrong], "label")
+    with pytest.raises(DataError, match="row 3 is None; write a text, or a whole number"):
+        class_ids([0, 1, None, 1], "label")
     with pytest.raises(DataError, match="row 2 is ''"):
         class_ids(["good", "", "bad"], "label")
 

@@ -30,8 +30,6 @@ from tightfit.training.trainer import Trainer
 KINDS: dict[str, Any] = {"ddp": "ddp", "fsdp": "fsdp", "fsdp offloaded": {"name": "fsdp", "cpu_offload": True},
          "fsdp last": {"name": "fsdp", "gradient_sync": "last", "reshard": False}}
 each_kind = pytest.mark.parametrize("parallel", KINDS.values(), ids=KINDS)
-most_kinds = pytest.mark.parametrize("parallel", [
-    pytest.param(kind, id=name, marks=[pytest.mark.cold] * (name == "fsdp offloaded")) for name, kind in KINDS.items()])
 
 
 @pytest.fixture
@@ -95,7 +93,7 @@ def test_two_processes_choose_the_checkpoint_that_one_chooses(run, tmp_path, par
     assert one["best_step"] < one["steps"]
 
 
-@most_kinds
+@each_kind
 def test_processes_without_a_sample_take_part(run, tmp_path, parallel):
     """Global batches of two, the last of an epoch of one, for three processes."""
     run = {**run, "data": {"source": "dummy", "samples": 5}, "batch_size": 2, "micro_batch_size": 1}
@@ -117,7 +115,7 @@ def test_a_process_without_a_sample_sends_no_token_to_an_expert(run, tmp_path, p
         assert recorded(tmp_path / "3", name) == pytest.approx(recorded(tmp_path / "1", name), rel=1e-5)
 
 
-@most_kinds
+@each_kind
 def test_a_run_goes_on_with_another_number_of_processes(run, tmp_path, parallel):
     train_in(1, {**run, "output_dir": str(tmp_path / "one")})
     for size, steps in ((2, 5), (3, 8), (1, 10)):
@@ -249,8 +247,7 @@ def train_to_an_end_in_saving(values: dict[str, Any], how: str, rank: int, said:
 
 
 @pytest.mark.parametrize(("how", "rank", "status"), [
-    ("killed", 0, -signal.SIGKILL), pytest.param("killed", 1, -signal.SIGKILL, marks=pytest.mark.cold),
-    pytest.param("full", 0, 3, marks=pytest.mark.cold), ("full", 1, 3),
+    ("killed", 0, -signal.SIGKILL), ("killed", 1, -signal.SIGKILL), ("full", 0, 3), ("full", 1, 3),
 ])  # fmt: skip
 def test_a_process_that_ends_while_a_checkpoint_is_written_leaves_the_one_before(run, tmp_path, how, rank, status):
     run = {**run, "max_steps": 6, "save_steps": 2, "eval_steps": None, "output_dir": str(tmp_path / "run"),
@@ -303,7 +300,7 @@ def train_out_of_memory(values: dict[str, Any], said: Path) -> None:
         sys.exit(error.status)
 
 
-@most_kinds
+@each_kind
 @pytest.mark.parametrize(("changes", "ours", "status", "expected"), [
     ({}, True, OUT_OF_MEMORY, "Tried to allocate 9 bytes"),
     ({}, False, SAID, r"Tried to allocate 9 bytes\. Try: micro_batch_size=1 \(.*\); or .*"),

@@ -170,7 +170,7 @@ def read_image(path: Path, size: int, channels: int) -> Array:
         with image_module.open(path, formats=FORMATS) as image:
             small = image.convert(MODES[channels]).resize((size, size), image_module.Resampling.BILINEAR)
             pixels = np.asarray(small, dtype=np.float32).reshape(size, size, channels)
-    except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken PNG files
+    except (OSError, SyntaxError, image_module.DecompressionBombError) as error:  # SyntaxError: some broken PNG files
         raise DataError(f"data: {path} is not a readable image: {error}") from None
     return np.ascontiguousarray(((pixels / 255.0 - MEAN) / DEVIATION).transpose(2, 0, 1))
 

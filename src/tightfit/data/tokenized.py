@@ -161,11 +161,16 @@ def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
     sorted. Raises DataError for other labels."""
     if all(isinstance(v, int) or (isinstance(v, str) and v.strip().isdecimal() and len(v) < 100) for v in labels):
         ids = [int(v) for v in labels]
-        if wrong := [number for number in ids if not 0 <= number < 2**63]:
-            raise DataError(f"{LABEL}: field {field!r} holds {min(wrong)}; classes are numbered from 0")
+        for row, number in enumerate(ids, 1):
+            if not 0 <= number < 2**63:
+                raise DataError(f"{LABEL}: field {field!r} of row {row} is {shown(number)}; classes are numbered from "
+                                "0 on, so write numbers below num_labels")
         return ids, []
-    for number, label in enumerate(labels, 1):
-        if not isinstance(label, str) or not label.strip():
+    texts = [isinstance(label, str) and bool(label.strip()) for label in labels]
+    numbers = [isinstance(label, int) for label in labels]
+    fitting = texts if sum(texts) >= sum(numbers) else numbers  # what most rows hold is what was meant
+    for number, (label, fits) in enumerate(zip(labels, fitting, strict=True), 1):
+        if not fits:
             raise DataError(f"{LABEL}: field {field!r} of row {number} is {shown(label)}; write a text, or a whole "
                             "number in every row")
     names = sorted(set(labels))
