@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ from tightfit.backends.pytorch import state as module_of_states
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import joined
 from tightfit.backends.world import LAUNCHER, LOST, OUT_OF_MEMORY, SAID, LaunchedProcess, launched_process
+from tightfit.devices import find_device
 from tightfit.errors import CheckpointError, DataError, LostProcess, ModelError, Refused, SaidElsewhere, TightfitError
+from tightfit.planning.defaults import resolve
+from tightfit.recipe import Recipe
 from tightfit.training.trainer import Trainer
 
 KINDS: dict[str, Any] = {"ddp": "ddp", "fsdp": "fsdp", "fsdp offloaded": {"name": "fsdp", "cpu_offload": True},
@@ -124,6 +128,17 @@ def test_a_run_goes_on_with_another_number_of_processes(run, tmp_path, parallel)
     assert recorded(tmp_path / "several", "loss") == pytest.approx(recorded(tmp_path / "one", "loss"), abs=2e-6)
     a, b = final_weights(tmp_path / "one"), final_weights(tmp_path / "several")
     assert max((a[name] - b[name]).abs().max().item() for name in a) < 1e-5
+
+
+def test_a_plan_before_leaves_nothing_that_a_resumed_run_takes_for_its_own(run, tmp_path):
+    """DTensor caches which parts a process has; a plan's are the first one's."""
+    recipe = Recipe.from_dict({**run, "parallel": "fsdp"}).with_processes(2)
+    device = replace(find_device("rtx-3090"), cards=2)
+    load_backend("pytorch").predict(resolve(recipe, device), device)
+    for steps in (5, 8):
+        train_in(2, {**run, "max_steps": steps, "output_dir": str(tmp_path / "two")}, "fsdp")
+    train_in(1, {**run, "max_steps": 8, "output_dir": str(tmp_path / "one")})
+    assert recorded(tmp_path / "two", "loss") == pytest.approx(recorded(tmp_path / "one", "loss"), abs=2e-6)
 
 
 def test_a_process_may_have_no_part_of_a_narrow_weight(run, tmp_path):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tightfit.backends.pytorch.follow.tracker import Tracker
@@ -33,8 +34,9 @@ class FakeWorld(TensorWorld):
 
 @contextmanager
 def fake_world(size: int) -> Iterator[FakeWorld]:
-    """A world of processes that need not be there. Enter it outside of a fake mode: a mesh reads its values. Raises
-    Refused in a process of a real one."""
+    """A world of processes that need not be there. Enter it outside of a fake mode: a mesh reads its values. On
+    leaving, DTensor forgets what it has cached: the first process's parts, which it would take for this process's own
+    in a real world of as many. Raises Refused in a process of a real one."""
     if dist.is_initialized():
         raise Refused("parallel: what processes take is predicted before they start; run tightfit plan by itself")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
@@ -42,6 +44,7 @@ def fake_world(size: int) -> Iterator[FakeWorld]:
         yield FakeWorld(size, init_device_mesh("cpu", (size,)))
     finally:
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()
 
 
 @contextmanager
