@@ -169,7 +169,7 @@ def test_labels_that_are_numbers_stay_so() -> None:
         with pytest.raises(DataError, match=rf"row 2 is {wrong}; .*below num_labels"):
             class_ids([0, wrong], "label")
     with pytest.raises(DataError, match="row 3 is None; write a text, or a whole number"):
-        class_ids([0, 1, None, 1], "label")
+        class_ids([0, 1, None, "1"], "label")
     with pytest.raises(DataError, match="row 2 is ''"):
         class_ids(["good", "", "bad"], "label")
 

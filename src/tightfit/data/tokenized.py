@@ -159,7 +159,8 @@ def _read(folder: Path, wanted: Wanted) -> tuple[Part, Part, tuple[str, ...]]:
 def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
     """Labels as ids, and the names that the ids stand for: whole numbers are ids already and name nothing, texts are
     sorted. Raises DataError for other labels."""
-    if all(isinstance(v, int) or (isinstance(v, str) and v.strip().isdecimal() and len(v) < 100) for v in labels):
+    numbers = [isinstance(v, int) or (isinstance(v, str) and v.strip().isdecimal() and len(v) < 100) for v in labels]
+    if all(numbers):
         ids = [int(v) for v in labels]
         for row, number in enumerate(ids, 1):
             if not 0 <= number < 2**63:
@@ -167,8 +168,7 @@ def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
                                 "0 on, so write numbers below num_labels")
         return ids, []
     texts = [isinstance(label, str) and bool(label.strip()) for label in labels]
-    numbers = [isinstance(label, int) for label in labels]
-    fitting = texts if sum(texts) >= sum(numbers) else numbers  # what most rows hold is what was meant
+    fitting = numbers if sum(numbers) > sum(texts) else texts  # what most rows hold is what was meant
     for number, (label, fits) in enumerate(zip(labels, fitting, strict=True), 1):
         if not fits:
             raise DataError(f"{LABEL}: field {field!r} of row {number} is {shown(label)}; write a text, or a whole "

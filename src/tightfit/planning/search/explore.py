@@ -289,7 +289,7 @@ def _smallest_memory_first(exploration: Exploration) -> None:
         forecasts = {pair: exploration.forecasts.of(pair[0]) for pair in pairs}
         least_bytes = min(forecasts[c, m].best.peak(m, batch) for c, m in pairs)
         out_of_reach = least_bytes > FAR * exploration.usable_bytes(False)
-        if out_of_reach:  # one tells that as well as any
+        if out_of_reach:  # nothing fits by far, which the cheapest trace shows
             pairs = [pair for pair in pairs if exploration.space.trace_cost(pair[0]) == 1] or pairs
         least = min(pairs, key=lambda pair: forecasts[pair].likely.peak(pair[1], batch))
         if least in exploration.found:

@@ -124,14 +124,12 @@ print("steps:", summary.steps)
 """
 
 
-@pytest.mark.cold
 def test_a_script_that_guards_nothing_trains_with_workers(tiny, tmp_path):
     """From Python 3.14 on, multiprocessing's default start method would run it again in each worker."""
     values = {**tiny, "max_steps": 2, "loading": {"workers": 1}}
     (tmp_path / "script.py").write_text(SCRIPT.format(values=values))
     done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines().count("steps: 2") == 1, done.stderr  # DeepSpeed, where installed, says more
-    assert done.returncode == 0
+    assert done.stdout == "steps: 2\n", done.stderr
 
 
 @pytest.mark.gpu
