@@ -20,7 +20,7 @@ import tightfit
 from tightfit.backends import load_backend
 from tightfit.devices import GIB, Device, find_device
 from tightfit.display.words import as_written
-from tightfit.planning.costs import Estimate
+from tightfit.planning.costs import Estimate, FitRank
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import estimate
 from tightfit.planning.standard_tools import standard_tools
@@ -85,7 +85,7 @@ def row(card: Card, sequences: int) -> dict[str, Any]:
     found, copies, seconds = card.streamed(sequences)
     memory, speed = found.memory, found.time.tokens_per_second
     return {
-        "gpu": card.device.name, "tokens": sequences * SEQUENCE, "fits": found.fits,
+        "gpu": card.device.name, "tokens": sequences * SEQUENCE, "fits": found.fit_rank.word,
         "reserved_gib": round(memory.peak_reserved / GIB, 2),
         "host_gib": round(sum(memory.host_by_category.values()) / GIB, 1),
         "host_by_category_gib": {name: round(held / GIB, 1) for name, held in memory.host_by_category.items() if held},
@@ -135,7 +135,7 @@ def extremes() -> None:
         memory = chosen.estimate.memory
         rows.append({
             "gpu": find_device(gpu).name, "host_memory": host, "asked": fields, "recipe": chosen.recipe.to_dict(),
-            "fits": chosen.estimate.fits, "driver_gib": round(memory.needed / GIB, 2),
+            "fits": chosen.estimate.fit_rank.word, "driver_gib": round(memory.needed / GIB, 2),
             "allocated_gib": round(memory.peak_allocated / GIB, 2),
             "host_gib": round(sum(memory.host_by_category.values()) / GIB, 1),
             "tokens_per_second": round(chosen.estimate.time.tokens_per_second),
@@ -150,7 +150,7 @@ def main() -> None:
     for name in CARDS:
         card = Card(name)
         free = hidden_from(card)
-        fits = all(card.streamed(each)[0].fits == "yes" for each in SEQUENCES)
+        fits = all(card.streamed(each)[0].fit_rank is FitRank.SAFE for each in SEQUENCES)
         doubled = takewhile(free.__gt__, (SEQUENCES[-1] << power for power in count()))
         best = card.fastest.estimate
         cards.append({

@@ -63,7 +63,7 @@ def row(plan: Plan, slots: Sequence[str]) -> dict[str, Any]:
     if plan.chosen is None:
         return {"fits": False, "traces": plan.predictions}
     return {"fits": True, "throughput": plan.chosen.estimate.time.throughput, "harshness": numerics_change(plan, slots),
-            "safe": plan.chosen.estimate.safe, "traces": plan.predictions, "choice": plan.chosen.choices()}
+            "safe": plan.chosen.estimate.fit_rank.is_safe, "traces": plan.predictions, "choice": plan.chosen.choices()}
 
 
 def worse(free: dict[str, Any], pinned: dict[str, Any]) -> str:

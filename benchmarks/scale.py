@@ -86,7 +86,7 @@ def fastest(gpus: int, device: Device, evaluator: InProcess) -> Evaluated:
         outcome = evaluator.one(recipe, device)
         if not isinstance(outcome, Evaluated):
             raise outcome
-        if outcome.estimate.safe:
+        if outcome.fit_rank.is_safe:
             return outcome
     raise AssertionError("parts in host memory fit any of them")
 

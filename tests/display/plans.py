@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tightfit.devices import Device
 from tightfit.planning.alignment import Misalignment
-from tightfit.planning.costs import Estimate, Memory, Time
+from tightfit.planning.costs import Estimate, FitRank, Memory, Time
 from tightfit.planning.plan import Answers, Candidate, Change, Plan
 from tightfit.planning.timing.copies import Copies
 from tightfit.recipe import Recipe
@@ -28,16 +28,17 @@ def memory(scale=1.0, **changes):
     held = {name: round(count * scale * GIB) for name, count in gib.items()}
     total = sum(held.values())
     values = {
+        "fit_rank": FitRank.SAFE,
         "peak_allocated": total, "peak_reserved": total + GIB, "context": GIB, "host": 0, "by_category": held,
         "peak_in": "backward of a micro-batch", "capacity": 23 * GIB, "margin": GIB,
     }
     return Memory(**{**values, **changes})
 
 
-def estimate(scale=1.0, *, fits="yes", safe=True, tokens=10_000.0, notes=(), calibrated=False, untraced=(), **changes):
+def estimate(scale=1.0, *, tokens=10_000.0, notes=(), calibrated=False, untraced=(), **changes):
     time = Time(step_seconds=64 * 512 / (tokens or 1e4), samples_per_second=tokens / 512 or 20.0,
                 tokens_per_second=tokens, mfu=0.4, calibrated=calibrated)
-    return Estimate(fits=fits, safe=safe, memory=memory(scale, **changes), time=time, untraced=untraced, notes=notes)
+    return Estimate(memory=memory(scale, **changes), time=time, untraced=untraced, notes=notes)
 
 
 def candidate(cost, *, changes_numerics=(), reasons=(), **fields):
@@ -48,9 +49,9 @@ def candidate(cost, *, changes_numerics=(), reasons=(), **fields):
 def fitting():
     """Three candidates: one that is chosen, one that changes numerics, one too large."""
     chosen = candidate(estimate(notes=("mind the gap",), untraced=UNSEEN))
-    eight = candidate(estimate(0.5, tokens=9_000.0, fits="with-retries"), optimizer="adamw-8bit",
+    eight = candidate(estimate(0.5, tokens=9_000.0, fit_rank=FitRank.AFTER_RETRIES), optimizer="adamw-8bit",
                       changes_numerics=("optimizer=adamw-8bit",), micro_batch_size=24)
-    large = candidate(estimate(2.0, fits="no", safe=False, tokens=11_000.0, missing=3 * GIB), micro_batch_size=32)
+    large = candidate(estimate(2.0, fit_rank=FitRank.NONE, tokens=11_000.0, missing=3 * GIB), micro_batch_size=32)
     misaligned = Misalignment(field="vocab_size", value=50257, multiple=8, padded=50264, gain=0.05,
                               change="pad_vocab_to=8")
     answers = Answers(
@@ -78,7 +79,7 @@ def streamed(host_bytes=64 * GIB):
 
 def nothing_fits():
     """One candidate, too large, and what would help."""
-    large = candidate(estimate(9.0, fits="no", safe=False, missing=90 * GIB), micro_batch_size=1)
+    large = candidate(estimate(9.0, fit_rank=FitRank.NONE, missing=90 * GIB), micro_batch_size=1)
     answers = Answers(
         would_not_fit=("micro_batch_size=1 does not fit: it misses 90.0 GiB.", "loss=plain does not fit either."),
         smallest_change=Change(text="checkpointing=every-block", why="recompute", estimate=estimate()),

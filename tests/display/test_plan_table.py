@@ -13,6 +13,7 @@ from tests.display.plans import COPIES, GIB, candidate, estimate, fitting, nothi
 from tightfit.display.answers import SOURCES
 from tightfit.display.plan_table import plan_text, show_plan
 from tightfit.display.words import fits
+from tightfit.planning.costs import FitRank
 from tightfit.recipe import Recipe
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -166,8 +167,8 @@ def test_where_nothing_fits_what_would_help_comes_first():
 
 
 def test_what_leaves_its_margin_only_after_releasing_memory_says_so():
-    assert fits(estimate(capacity=23 * GIB, margin=GIB)) == "yes"
-    assert fits(estimate(capacity=14 * GIB, margin=2 * GIB)) == "with retries"
+    assert fits(estimate()) == "yes"
+    assert fits(estimate(fit_rank=FitRank.AFTER_RETRIES)) == "with retries"
 
 
 def test_one_forward_pass_has_no_time_until_the_first_token():
@@ -198,7 +199,7 @@ def test_an_unknown_peak_leaves_mfu_out():
 
 
 def test_a_close_fit_is_not_called_safe():
-    chosen = candidate(estimate(safe=False))
+    chosen = candidate(estimate(fit_rank=FitRank.TIGHT))
     assert re.search(r"13.0 / 14.0 +tight", plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen)))
 
 

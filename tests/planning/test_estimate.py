@@ -9,8 +9,9 @@ import pytest
 from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
 from tightfit.planning.allocator.replay import replay
+from tightfit.planning.costs import FitRank
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Margin, by_category, capacity, estimate, fit, running_at
+from tightfit.planning.estimate import Margin, by_category, capacity, estimate, predict_memory, running_at
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.planning.timing.uncertainty import Work
@@ -47,21 +48,20 @@ def small(kind="cuda"):
 
 def test_the_processor_has_no_allocator():
     device = Device(kind="cpu", name="CPU", memory_bytes=32 * MIB)
-    found = fit(small(), device, TOY.tools(), NOTHING)
-    needs = found.memory
-    assert needs.peak_allocated == needs.peak_reserved == 5 * MIB + 700_001
-    assert (found.fits, found.safe, needs.capacity, needs.missing) == ("yes", True, 27 * MIB, 0)
-    assert needs.by_category["weights"] == 3 * MIB
-    assert needs.by_category["temporary"] == 700_001
-    assert needs.by_category["other"] == 2 * MIB
-    assert (needs.context, needs.host, needs.peak_in) == (5 * MIB, 77, "forward of a micro-batch")
+    found = predict_memory(small(), device, TOY.tools(), NOTHING)
+    assert found.peak_allocated == found.peak_reserved == 5 * MIB + 700_001
+    assert (found.fit_rank, found.capacity, found.missing) == (FitRank.SAFE, 27 * MIB, 0)
+    assert found.by_category["weights"] == 3 * MIB
+    assert found.by_category["temporary"] == 700_001
+    assert found.by_category["other"] == 2 * MIB
+    assert (found.context, found.host, found.peak_in) == (5 * MIB, 77, "forward of a micro-batch")
 
 
-@pytest.mark.parametrize(("total", "fits", "missing"), [(11 * MIB, "yes", 0), (10 * MIB, "no", 700_001)])
-def test_the_processor_fits_to_the_byte(total, fits, missing):
+@pytest.mark.parametrize(("total", "rank", "missing"), [(11 * MIB, FitRank.SAFE, 0), (10 * MIB, FitRank.NONE, 700_001)])
+def test_the_processor_fits_to_the_byte(total, rank, missing):
     device = Device(kind="cpu", name="CPU", memory_bytes=total)
-    found = fit(small(), device, TOY.tools(), NOTHING)
-    assert (found.fits, found.memory.missing) == (fits, missing)
+    found = predict_memory(small(), device, TOY.tools(), NOTHING)
+    assert (found.fit_rank, found.missing) == (rank, missing)
 
 
 def test_the_allocator_rounds():
@@ -71,24 +71,23 @@ def test_the_allocator_rounds():
     tools = standard_tools(TOY)
     trace = small()
     trace.untraced.pop(1)
-    found = fit(trace, device, tools, NOTHING)
-    needs = found.memory
-    assert needs.peak_allocated == 3 * MIB + 700_416
-    assert needs.peak_reserved == 22 * MIB
-    assert needs.by_category["other"] == 700_416 - 700_001
-    assert (found.fits, found.safe) == ("yes", True)
-    found = fit(trace, gpu(26 * MIB), tools, NOTHING)
-    assert (found.fits, found.memory.capacity) == ("no", 21 * MIB)
-    assert found.memory.missing == 1 * MIB
+    found = predict_memory(trace, device, tools, NOTHING)
+    assert found.peak_allocated == 3 * MIB + 700_416
+    assert found.peak_reserved == 22 * MIB
+    assert found.by_category["other"] == 700_416 - 700_001
+    assert found.fit_rank is FitRank.SAFE
+    found = predict_memory(trace, gpu(26 * MIB), tools, NOTHING)
+    assert (found.fit_rank, found.capacity) == (FitRank.NONE, 21 * MIB)
+    assert found.missing == 1 * MIB
 
 
 def test_the_margin_decides_what_is_safe_not_what_fits():
     tools = standard_tools(TOY)
     trace = small()
     trace.untraced.clear()
-    for fixed, safe in ((2 * MIB, True), (2 * MIB + 1, False)):
-        found = fit(trace, gpu(24 * MIB), tools, Margin(share=0.0, fixed=fixed))
-        assert (found.fits, found.safe, found.memory.margin) == ("yes", safe, fixed)
+    for fixed, rank in ((2 * MIB, FitRank.SAFE), (2 * MIB + 1, FitRank.TIGHT)):
+        found = predict_memory(trace, gpu(24 * MIB), tools, Margin(share=0.0, fixed=fixed))
+        assert (found.fit_rank, found.margin) == (rank, fixed)
     assert Margin(share=0.25, fixed=3).of(gpu(100)) == 28
 
 
@@ -169,7 +168,7 @@ def offloading():
 
 
 def test_what_lies_in_the_host_takes_nothing_of_the_device():
-    plain, found = (fit(trace, gpu(64 * MIB), standard_tools(TOY), NOTHING).memory
+    plain, found = (predict_memory(trace, gpu(64 * MIB), standard_tools(TOY), NOTHING)
                     for trace in (small(), offloading()))
     assert found == replace(plain, host=found.host, host_by_category=found.host_by_category)
     assert plain.host == 77
@@ -181,22 +180,23 @@ def test_what_lies_in_the_host_takes_nothing_of_the_device():
 
 def test_a_host_that_is_too_small_is_the_reason():
     need = 77 + 4 * MIB
-    for have, fits, missing in ((need, "yes", 0), (need - 1, "no", 1)):
-        found = fit(offloading(), replace(gpu(64 * MIB), host_bytes=have), standard_tools(TOY), NOTHING)
-        assert (found.fits, found.memory.host_missing, found.memory.missing) == (fits, missing, 0)
+    for have, rank, missing in ((need, FitRank.SAFE, 0), (need - 1, FitRank.NONE, 1)):
+        found = predict_memory(offloading(), replace(gpu(64 * MIB), host_bytes=have), standard_tools(TOY), NOTHING)
+        assert (found.fit_rank, found.host_missing, found.missing) == (rank, missing, 0)
         assert len(found.notes) == missing
-    spared = fit(offloading(), replace(gpu(64 * MIB), host_bytes=2 * need), standard_tools(TOY), Margin(host=0.75))
-    assert spared.memory.host_missing == need - need // 2
-    assert spared.memory.host_needed == pytest.approx(4 * need)
+    device = replace(gpu(64 * MIB), host_bytes=2 * need)
+    spared = predict_memory(offloading(), device, standard_tools(TOY), Margin(host=0.75))
+    assert spared.host_missing == need - need // 2
+    assert spared.host_needed == pytest.approx(4 * need)
     assert "with its margin free" in spared.notes[0]
-    nothing = fit(small(), replace(gpu(64 * MIB), host_bytes=1), standard_tools(TOY), NOTHING)
-    assert nothing.fits == "yes"  # what loading takes is a matter of the run
+    nothing = predict_memory(small(), replace(gpu(64 * MIB), host_bytes=1), standard_tools(TOY), NOTHING)
+    assert nothing.fit_rank is FitRank.SAFE  # what loading takes is a matter of the run
 
 
 def test_a_processors_memory_is_the_hosts():
-    found = fit(offloading(), replace(gpu(64 * MIB), kind="cpu"), TOY.tools(), NOTHING)
-    assert found.memory.peak_allocated == 3 * MIB + 700_001 + 4 * MIB + 2 * MIB
-    assert (found.fits, found.memory.host) == ("yes", 77)
+    found = predict_memory(offloading(), replace(gpu(64 * MIB), kind="cpu"), TOY.tools(), NOTHING)
+    assert found.peak_allocated == 3 * MIB + 700_001 + 4 * MIB + 2 * MIB
+    assert (found.fit_rank, found.host) == (FitRank.SAFE, 77)
 
 
 def test_cached_memory_that_is_given_back_costs_its_segments():

@@ -12,6 +12,7 @@ from tests.planning.toy import Toy
 from tests.planning.toy import replay as toy_replay
 from tightfit.devices import GIB, MIB, Device
 from tightfit.errors import Refused
+from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.search.explain import memory_shortfall
 from tightfit.planning.search.search import TRACES, search
@@ -67,12 +68,12 @@ def test_candidates_are_ranked_and_differ():
     plan = of(TOY, 30 * MIB, offload="none")
     assert plan.candidates[0] is plan.chosen
     assert plan.recipe == plan.chosen.recipe
-    fitting = [c for c in plan.candidates if c.estimate.fits == "yes"]
+    fitting = [c for c in plan.candidates if c.estimate.fit_rank.fits]
     speeds = [c.estimate.time.tokens_per_second for c in fitting[1:]]
     assert speeds == sorted(speeds, reverse=True)
     assert len({json.dumps(c.choices()) for c in plan.candidates}) == len(plan.candidates) > 2
     assert all(set(c.choices()) == set(CHOICES) for c in plan.candidates)
-    assert [c.estimate.fits for c in plan.candidates] == ["yes"] * len(fitting) + ["no"] * (
+    assert [c.estimate.fit_rank.word for c in plan.candidates] == ["yes"] * len(fitting) + ["no"] * (
         len(plan.candidates) - len(fitting))
 
 
@@ -93,7 +94,7 @@ def test_says_why_and_what_the_next_best_costs():
 def test_where_nothing_fits_the_plan_says_what_would():
     plan = of(HEAVY, 3 * STATES, offload="none")
     assert plan.chosen is None
-    assert {c.estimate.fits for c in plan.candidates} == {"no"}
+    assert {c.estimate.fit_rank.word for c in plan.candidates} == {"no"}
     misses = [c.estimate.missing for c in plan.candidates]
     assert misses == sorted(misses)
     with pytest.raises(Refused, match="nothing fits on toy"):
@@ -122,7 +123,7 @@ def test_names_the_smallest_change(pins, memory_of, text):
     plan = of(toy, needed(toy, **memory_of), **pins)
     assert plan.chosen is None
     assert plan.answers.smallest_change.text == text
-    assert plan.answers.smallest_change.estimate.fits == "yes"
+    assert plan.answers.smallest_change.estimate.fit_rank.fits
     assert text in plan.nothing_fits()
 
 
@@ -222,7 +223,7 @@ def test_names_the_smallest_gpu():
     assert answers.smallest_gpu.name == "fitting"
     assert "fitting" in answers.smallest_gpu_text
     card = answers.smallest_gpu
-    assert estimate(TOY.predict(recipe, card), recipe, card, TOY.tools(), MARGIN).fits == "yes"
+    assert estimate(TOY.predict(recipe, card), recipe, card, TOY.tools(), MARGIN).fit_rank is FitRank.SAFE
     assert of(TOY, most // 2, catalogue=cards, **{**PINS, "micro_batch_size": 1}).answers.smallest_gpu.name == "fitting"
     alone = of(TOY, most, catalogue=cards[:1], **{**PINS, "micro_batch_size": 1}).answers
     assert "No smaller GPU" in alone.smallest_gpu_text

@@ -74,7 +74,7 @@ def _rank(plan: Plan, candidate: Candidate) -> str:
 def _frontier(plan: Plan) -> Any:
     """Speed against memory in use, a point each, and the line of what none that fits beats in both."""
     figure, unit = go.Figure(), plan.candidates[0].estimate.time.unit
-    ordered = sorted((c for c in plan.candidates if c.estimate.fits != "no"),
+    ordered = sorted((c for c in plan.candidates if c.estimate.fit_rank.fits),
                      key=lambda c: (c.estimate.memory.used, -c.estimate.time.throughput))
     line: list[Candidate] = []
     for candidate in ordered:
@@ -84,7 +84,7 @@ def _frontier(plan: Plan) -> Any:
                        mode="lines", line={"shape": "hv", "color": FITTING}, name="frontier", hoverinfo="skip")
     for candidate in plan.candidates:
         memory, time = candidate.estimate.memory, candidate.estimate.time
-        colour = (CHOSEN if candidate == plan.chosen else FITTING if candidate.estimate.fits != "no" else TOO_LARGE)
+        colour = (CHOSEN if candidate == plan.chosen else FITTING if candidate.estimate.fit_rank.fits else TOO_LARGE)
         off, name = memory.context_uncertainty / GIB, f"#{_rank(plan, candidate)}"
         figure.add_scatter(
             x=[memory.used / GIB], y=[time.throughput], name=f"{name}: {fits(candidate.estimate)}", mode="markers+text",

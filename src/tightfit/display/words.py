@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tightfit.devices import GIB
-from tightfit.planning.costs import Estimate, FitRank, Memory, Time
+from tightfit.planning.costs import Estimate, Memory, Time
 from tightfit.planning.plan import Candidate, Plan, choices_of
 from tightfit.planning.search.space import ALLOCATOR
 from tightfit.planning.search.wording import field_text, value_text
@@ -65,8 +65,9 @@ def fits(estimate: Estimate) -> str:
     """Whether it fits, in a word or two."""
     memory = estimate.memory
     of_host = f"host: {size(memory.host_missing)} short"
-    words = ("yes", "with retries", "tight", f"{size(memory.missing)} short" if memory.missing else of_host)
-    return words[FitRank.AFTER_RETRIES if estimate.fits == "with-retries" else estimate.fit_rank]
+    if estimate.fit_rank.fits:
+        return estimate.fit_rank.word.replace("-", " ")
+    return f"{size(memory.missing)} short" if memory.missing else of_host
 
 
 def _reserved(memory: Memory) -> str:

@@ -169,7 +169,8 @@ def remarks(result: RungResult) -> list[str]:
     if guess is not None and not guess.fits and (ran is None or ran.reason != guess.reason):
         said.append(f"not predicted: {guess.reason}")
     if full is not None and full.fits != "yes":
-        words = {"with-retries": "fits only after the caching allocator has freed unused blocks", "no": "does not fit"}
+        words = {"with-retries": "fits only after the caching allocator has freed unused blocks",
+                 "tight": "leaves less than the safety margin", "no": "does not fit"}
         said.append(f"at full size: {full.reason or words.get(full.fits, '')}")
     return [text for text in said if text]
 

@@ -158,7 +158,8 @@ def all_rounds(rows: Sequence[Measured]) -> Measured | None:
 class Predicted(Row, frozen=True):
     """A rung as the planner predicts it for a device.
 
-    fits: yes, with-retries or no; empty where nothing was predicted. calibrated: by figures measured on the device.
+    fits: yes, with-retries, tight or no; empty where nothing was predicted.
+    calibrated: by figures measured on the device.
     """
 
     kind: Literal["predicted"] = "predicted"

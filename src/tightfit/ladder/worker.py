@@ -26,7 +26,7 @@ from tightfit.ladder.rows import OURS, Machine, Status
 from tightfit.ladder.rungs import card
 from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Margin, fit, steps_alone
+from tightfit.planning.estimate import Margin, predict_memory, steps_alone
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.search.search import check_length
@@ -120,12 +120,12 @@ def predict(job: Job) -> Outcome:
         raise Refused("; ".join(refused))
     trace = backend.predict(recipe, target.device)
     tools = standard_tools(backend, target.calibration)
-    found = fit(steps_alone(trace), target.device, tools, Margin())
+    memory = predict_memory(steps_alone(trace), target.device, tools, Margin())
     timed = tools.step_time(trace, recipe, target.device)
     return Outcome(values={
-        "fits": found.fits, "step_seconds": timed.seconds, "calibrated": timed.calibrated,
-        "peak_allocated": found.memory.peak_allocated, "peak_reserved": found.memory.peak_reserved,
-        "context": found.memory.context, "notes": [*notes, *trace.notes], "samples": recipe.batch_size,
+        "fits": memory.fit_rank.word, "step_seconds": timed.seconds, "calibrated": timed.calibrated,
+        "peak_allocated": memory.peak_allocated, "peak_reserved": memory.peak_reserved,
+        "context": memory.context, "notes": [*notes, *trace.notes], "samples": recipe.batch_size,
     })  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def largest_batch(recipe: Recipe, within: Recipe, target: Target, backend: Backe
 
     def needs(asked: Recipe) -> int:
         trace = steps_alone(backend.predict(asked, target.device))
-        return fit(trace, target.device, tools, Margin()).memory.peak_reserved
+        return predict_memory(trace, target.device, tools, Margin()).peak_reserved
 
     def at(batch: int) -> Recipe:
         return recipe.override(batch_size=batch, micro_batch_size=batch)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
-from tightfit.planning.allocator.replay import Fits
 from tightfit.planning.timing.communication import Communication
 from tightfit.planning.timing.copies import Copies
 from tightfit.planning.timing.uncertainty import Work, intervals
@@ -15,10 +14,36 @@ from tightfit.text import size
 from tightfit.trace import UntracedMemory
 
 
+class FitRank(IntEnum):
+    """Ranks of a fit, the best first: with the margin to spare, so after the allocator has freed unused blocks, without
+    the margin, not at all."""
+
+    SAFE = 0
+    AFTER_RETRIES = 1
+    TIGHT = 2
+    NONE = 3
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether the margin is left free."""
+        return self <= FitRank.AFTER_RETRIES
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits at all."""
+        return self < FitRank.NONE
+
+    @property
+    def word(self) -> str:
+        """The rank as a plan writes it."""
+        return ("yes", "with-retries", "tight", "no")[self]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Predicted memory, in bytes.
+    """Predicted memory, in bytes, and how well it fits a device and its host.
 
+    fit_rank: only what leaves the margin free is chosen, unless nothing does.
     peak_allocated: the most that tensors hold at once, as the device's allocator rounds them; unrounded on the CPU.
     peak_reserved: the most that the allocator holds, were there no limit; on the CPU the same as peak_allocated.
     context: what the device's driver and kernels take outside the allocator, `context_uncertainty` more or less.
@@ -35,6 +60,7 @@ class Memory:
     given_back: cached bytes that `empty_cache_steps` gives back to the device, in so many `pieces`.
     """
 
+    fit_rank: FitRank
     peak_allocated: int
     peak_reserved: int
     context: int
@@ -88,6 +114,15 @@ class Memory:
         parts = [size(self.missing)] if self.missing or not self.host_missing else []
         parts += [f"{size(self.host_missing)} of host memory"] if self.host_missing else []
         return " and ".join(parts)
+
+    @property
+    def notes(self) -> list[str]:
+        """The sentence that says why the host's memory does not serve."""
+        if not self.host_missing:
+            return []
+        there = f"{size(self.host - self.host_missing)} for it{', with its margin free' * (self.host_margin > 0)}"
+        return [f"host memory: {size(self.host)} are needed for what is offloaded to it and for loading, and the "
+                f"machine has {there}"]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in bytes."""
@@ -170,38 +205,14 @@ class Time:
         }
 
 
-class FitRank(IntEnum):
-    """Ranks of a fit, the best first: with the margin to spare, so after releasing cached memory, without the margin,
-    not at all."""
-
-    SAFE = 0
-    AFTER_RETRIES = 1
-    TIGHT = 2
-    NONE = 3
-
-    @property
-    def is_safe(self) -> bool:
-        """Whether the margin is left free."""
-        return self <= FitRank.AFTER_RETRIES
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits at all."""
-        return self < FitRank.NONE
-
-
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Predicted memory and time of one resolved recipe.
 
-    fits: into the whole device.
-    safe: whether it also fits with `memory.margin` to spare; only what is safe is chosen, unless nothing is.
     untraced: memory that no trace shows; `memory` holds it.
     notes: sentences about how sure the figures are.
     """
 
-    fits: Fits
-    safe: bool
     memory: Memory
     time: Time
     untraced: tuple[UntracedMemory, ...] = ()
@@ -215,7 +226,4 @@ class Estimate:
     @property
     def fit_rank(self) -> FitRank:
         """Rank by how well it fits."""
-        if self.safe:
-            spare = self.memory.capacity - self.memory.margin - self.memory.peak_reserved
-            return FitRank.SAFE if spare >= 0 else FitRank.AFTER_RETRIES
-        return FitRank.TIGHT if self.fits != "no" else FitRank.NONE
+        return self.memory.fit_rank

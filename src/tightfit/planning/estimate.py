@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from tightfit.backends.measurements import ModelSize
 from tightfit.devices import Device
-from tightfit.planning.allocator.replay import Fits, Replay
+from tightfit.planning.allocator.replay import Replay
 from tightfit.planning.allocator.settings import AllocatorSettings
-from tightfit.planning.costs import Estimate, Memory, Time
+from tightfit.planning.costs import Estimate, FitRank, Memory, Time
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.planning.timing.uncertainty import speed_error
 from tightfit.recipe import Recipe
@@ -44,23 +44,6 @@ class Tools:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
-    """Memory of a trace on a device; fields as in `Estimate`."""
-
-    memory: Memory
-    fits: Fits
-    safe: bool
-
-    @property
-    def notes(self) -> list[str]:
-        """The sentence that says why the host's memory does not serve."""
-        missing, needed = self.memory.host_missing, self.memory.host
-        return [f"host memory: {size(needed)} are needed for what is offloaded to it and for loading, and the machine "
-                f"has {size(needed - missing)} for it{', with its margin free' * (self.memory.host_margin > 0)}"
-                ] if missing else []
-
-
-@dataclass(frozen=True, kw_only=True)
 class Margin:
     """Memory that is to stay free: of a device a share of all of it and a fixed number of bytes, and a share of the
     host's.
@@ -86,36 +69,36 @@ def untraced(trace: Trace, where: str) -> int:
     return sum(figure.bytes for figure in trace.untraced if figure.where == where)
 
 
-def fit(
+def predict_memory(
     trace: Trace, device: Device, tools: Tools, margin: Margin, settings: AllocatorSettings = PLAIN
-) -> Fit:
-    """The trace's memory on the device and in the host, and whether it fits both. settings: the allocator's."""
+) -> Memory:
+    """The trace's memory on the device and in the host, and how well it fits both. settings: the allocator's."""
     if device.kind == "cpu":
         trace = merge_host_into_device(trace)
     room, spare = capacity(trace, device), margin.of(device)
-    fits: Fits
+    given_back, pieces = 0, 0
     if device.kind == "cpu" or trace.laid_out:  # no caching allocator: reserved is allocated, and nothing is rounded
         tick, allocated = trace.peak()
         reserved = allocated = allocated + untraced(trace, "allocator")
-        fits, safe, missing = ("yes" if reserved <= room else "no"), reserved <= room - spare, max(reserved - room, 0)
-        given_back, pieces = 0, 0
+        missing = max(reserved - room, 0)
+        rank = FitRank.SAFE if reserved <= room - spare else FitRank.TIGHT if reserved <= room else FitRank.NONE
     else:
         replayed = tools.replay(trace, max(room - spare, 1), settings)
-        safe = replayed.fits != "no"
-        if not safe or replayed.fits == "with-retries":
+        rank = {"yes": FitRank.SAFE, "with-retries": FitRank.AFTER_RETRIES, "no": FitRank.TIGHT}[replayed.fits]
+        if rank is FitRank.TIGHT:
             replayed = tools.replay(trace, max(room, 1), settings)
+            rank = FitRank.NONE if replayed.fits == "no" else rank
         tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
         given_back, pieces = replayed.given_back, replayed.pieces
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
-        fits, missing = replayed.fits, min(replayed.missing, max(reserved - room, 0))
+        missing = 0 if rank.fits else min(replayed.missing, max(reserved - room, 0))
     fullest, kept = trace.peak(place=Place.HOST)
     host = kept + untraced(trace, "host")
     there = device.host_bytes // device.cards  # of its machine's
     host_spare = round(margin.host * there)
     lacking = max(host - there + host_spare, 0) if kept and there else 0  # what loading takes is the run's
-    if lacking:
-        fits, safe = "no", False
-    memory = Memory(
+    return Memory(
+        fit_rank=FitRank.NONE if lacking else rank,
         peak_allocated=allocated,
         peak_reserved=reserved,
         context=untraced(trace, "context"),
@@ -133,7 +116,6 @@ def fit(
         pieces=pieces,
         context_uncertainty=sum(figure.uncertainty for figure in trace.untraced if figure.where == "context"),
     )
-    return Fit(memory=memory, fits=fits, safe=safe)
 
 
 def merge_host_into_device(trace: Trace) -> Trace:
@@ -184,10 +166,10 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin:
     """Memory and time of a resolved recipe, from its trace."""
     timed = inference_time if recipe.mode == "inference" else training_time
     time, notes = timed(trace, recipe, device, tools)
-    found = fit(trace, device, tools, margin or Margin(), settings_of(recipe))
-    time, emptied = _emptying(time, found.memory, recipe)
-    return Estimate(fits=found.fits, safe=found.safe, memory=found.memory, time=time, untraced=tuple(trace.untraced),
-                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *found.notes, *emptied])))
+    memory = predict_memory(trace, device, tools, margin or Margin(), settings_of(recipe))
+    time, emptied = _emptying(time, memory, recipe)
+    return Estimate(memory=memory, time=time, untraced=tuple(trace.untraced),
+                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *memory.notes, *emptied])))
 
 
 def settings_of(recipe: Recipe) -> AllocatorSettings:

@@ -97,26 +97,26 @@ def _check_beside_gpu(
     whole = recipe.override(micro_batch_size=recipe.batch_size)  # what all micro-batches keep waits at once
     if rough_bytes(whole, backend, config) < memory.available:
         return
-    from tightfit.planning.estimate import Fit, Margin, fit
+    from tightfit.planning.estimate import Margin, predict_memory
     from tightfit.planning.standard_tools import standard_tools
     from tightfit.trace import Trace
 
     device = replace(device, host_bytes=memory.total)
 
-    def fit_of(trace: Trace) -> Fit:
-        return fit(trace, device, standard_tools(backend), Margin(host=0))
+    def memory_of(trace: Trace) -> Memory:
+        return predict_memory(trace, device, standard_tools(backend), Margin(host=0))
 
-    found = fit_of(backend.predict(recipe, device))
-    needed, missing = found.memory.host, found.memory.host_missing
+    found = memory_of(backend.predict(recipe, device))
+    needed, missing = found.host, found.host_missing
     if not missing:
         if needed > memory.available:
             log(f"warning: {size(needed)} of host memory are predicted to be needed for what is offloaded and for "
                 f"loading, and {size(memory.available)} are free: the system may end the run. End what else runs")
         return
     fitting: list[str] = []
-    for text, changed in _changes(recipe, device, found.memory):
+    for text, changed in _changes(recipe, device, found):
         if len(fitting) < NAMED and not changed.refusals(device):
-            fitting += [text] if fit_of(backend.predict(changed, device)).fits != "no" else []
+            fitting += [text] if memory_of(backend.predict(changed, device)).fit_rank.fits else []
     advice = f"Write {'; or '.join(fitting)}" if fitting else (
         "Nothing that keeps more on this GPU fits it: write a smaller model, or train where there are "
         f"{size(needed)} of memory")

@@ -12,6 +12,7 @@ from tightfit.backends import load_backend
 from tightfit.devices import MIB, find_device
 from tightfit.display.plan_table import ReadablePlan
 from tightfit.planning.cluster import Cluster
+from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import Margin
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.evaluate import Evaluated
@@ -76,7 +77,7 @@ def test_what_does_not_fit_one_gpu_is_divided(two):
 def test_gpus_that_hold_all_are_counted_only_where_nothing_fits_without_the_host(fits_whole):
     """With one sample of a micro-batch's eight."""
     states = Recipe.from_dict({**PINNED, "offload": {"name": "host", "weights": 0, "gradients": 0}})
-    whole = estimate() if fits_whole else estimate(fits="no", safe=False)
+    whole = estimate() if fits_whole else estimate(fit_rank=FitRank.NONE)
     offloading, resident = (
         Evaluated(recipe=recipe, estimate=cost, passes=16 << 30, elsewhere=0, held=0, gradients=0, parameters=2 * 10**9,
                   events=0)

@@ -10,6 +10,7 @@ from tests.planning.ops import gpu
 from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
+from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.choose import choose
@@ -43,7 +44,7 @@ def brute_force(toy, recipe, device):
         best = choose(whole)
     if best is None:
         return None
-    return whole.found[best].speed, whole.found[best].estimate.safe, space.numerics(whole.found[best].recipe)
+    return whole.found[best].speed, whole.found[best].fit_rank.is_safe, space.numerics(whole.found[best].recipe)
 
 
 def memory_for(toy, seed):
@@ -73,7 +74,7 @@ def test_finds_what_brute_force_finds(allow_numerics, batch, seeds):
         assert len(toy.calls) == plan.predictions <= TRACES
         truth = estimate(toy.predict(plan.recipe, device), plan.recipe, device, toy.tools(), MARGIN)
         assert plan.chosen.estimate == truth
-        assert (truth.safe, plan.chosen.changes_numerics) == (safe, numerics), seed
+        assert (truth.fit_rank.is_safe, plan.chosen.changes_numerics) == (safe, numerics), seed
         assert truth.time.samples_per_second >= speed / (1 + CLOCK_ERROR), seed
 
 
@@ -248,14 +249,13 @@ def test_what_leaves_no_margin_is_a_last_resort():
     cost = of(toy, 1 << 34, **pins).chosen.estimate.memory
     needed = cost.used
     plan = of(toy, needed, **pins)
-    assert plan.chosen.estimate.fits == "yes"
-    assert not plan.chosen.estimate.safe
+    assert plan.chosen.estimate.fit_rank is FitRank.TIGHT
     assert any("less than the safety margin" in reason for reason in plan.reasons)
     plan = of(toy, needed - 1, **pins)
     assert plan.chosen is None
     assert plan.candidates[0].estimate.missing == 1
     plan = of(toy, needed / 0.97 + 2, **pins)
-    assert plan.chosen.estimate.safe
+    assert plan.chosen.estimate.fit_rank.is_safe
 
 
 def test_falls_back_to_a_kernel_that_the_model_has():

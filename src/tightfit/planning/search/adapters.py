@@ -35,7 +35,7 @@ def adapters(exploration: Exploration) -> str:
             break
         if cost is not None:
             used = size(cost.estimate.memory.used)
-            found.append(f"{written} would take {used}" + ("" if cost.estimate.safe else ", which does not fit"))
+            found.append(f"{written} would take {used}" + ("" if cost.fit_rank.is_safe else ", which does not fit"))
     if not found:
         return ""
     rest = choices_text(least, None, (MICRO, "checkpointing"))

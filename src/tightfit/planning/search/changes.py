@@ -86,7 +86,7 @@ def _with(exploration: Exploration, least: Evaluated, saving: Saving) -> Change 
             except Refused:
                 return None
         found = exploration.evaluate_one(changed, f"whether {text} would do")
-    if found is None or not found.estimate.safe:
+    if found is None or not found.fit_rank.is_safe:
         return None
     numerics = [change for change in space.numerics(found.recipe) if change.partition("=")[0] != saving.field]
     also = f"; with {' and '.join(numerics)}, which changes numerics" if numerics else ""

@@ -62,9 +62,9 @@ class Evaluated:
         return self.estimate.fit_rank
 
     @property
-    def fit_key(self) -> tuple[FitRank, bool]:
-        """The rank, and of one rank whether it fits only after the allocator has freed unused blocks."""
-        return self.fit_rank, self.estimate.fits == "with-retries"
+    def fit_key(self) -> tuple[FitRank, int]:
+        """How well it fits: the rank, and of one rank that fits the bytes that the allocator reserves."""
+        return self.fit_rank, self.estimate.memory.peak_reserved if self.fit_rank.fits else 0
 
 
 Progress = Callable[[int, int | None, str], None]

@@ -168,7 +168,7 @@ class Exploration:
 
         with suppress(TraceBudgetExceeded):
             largest_that_fits(sizes, needs, self.device.memory_bytes)
-        return found[max(safe)] if (safe := [size for size, cost in found.items() if cost.estimate.safe]) else None
+        return found[max(safe)] if (safe := [size for size, cost in found.items() if cost.fit_rank.is_safe]) else None
 
     def _blame(self, choice: Combination) -> None:
         """Hold the one value against it in which a combination that cannot be built differs from one that can."""

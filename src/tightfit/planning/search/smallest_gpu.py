@@ -71,7 +71,7 @@ def _smallest(
             return None, f"{tried}arger GPUs of the catalogue were not traced: the limit on traces was reached."
         if cost is None:
             continue
-        if dear or cost.estimate.safe:
+        if dear or cost.fit_rank.is_safe:
             used_too = {"parallel": there.parallel.process_count > 1, "offload": there.offloaded.uses_host,
                         "precision": there.precision != least.recipe.precision}
             usual = (MICRO, "checkpointing") if space.recipe.mode == "train" else ("precision", "attention")

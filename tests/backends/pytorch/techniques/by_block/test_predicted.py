@@ -19,6 +19,7 @@ from tightfit.backends.pytorch.simulate.fake_global_batches import micro_batch_s
 from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.backends.pytorch.step import Step
 from tightfit.devices import find_device, with_memory
+from tightfit.planning.costs import FitRank
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import estimate
 from tightfit.planning.search.search import search, search_with
@@ -203,8 +204,8 @@ def test_host_memory_that_does_not_suffice_is_said():
     trace = streamed_and_deep()
     fitting, lacking = (estimate(trace, recipe, replace(A100, host_bytes=size), tools) for size in (1 << 30, 1 << 20))
 
-    assert fitting.fits == "yes"
-    assert lacking.fits == "no"
+    assert fitting.fit_rank is FitRank.SAFE
+    assert lacking.fit_rank is FitRank.NONE
     assert lacking.memory.host_missing == fitting.memory.host - (1 << 20) + lacking.memory.host_margin
 
 
