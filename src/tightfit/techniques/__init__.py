@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from tightfit.techniques.accumulation import Accumulation, ByBlock, Loop, Scan
 from tightfit.techniques.attention import Attention, Eager, FlashAttn, Flex, Sdpa
@@ -88,6 +88,16 @@ class TechniqueFacts:
         checkpointing: Checkpointing | Literal["auto"]
         offload: Offload | Literal["auto"]
         compile: Compile | Literal["auto"]
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Bytes of weights, gradients and optimizer states on the device for each of the model's parameters, as the
+        techniques declare them."""
+        recipe = cast("Recipe", self)
+        named = [technique for slot in SLOTS if (technique := getattr(recipe, slot)) != "auto"]
+        learned: float = sum(technique.bytes_per_parameter(recipe) for technique in named)
+        frozen = recipe.base.weight_bytes(recipe) * (1 - self.offloaded.weights)
+        return recipe.trainable.share * learned + (1 - recipe.trainable.share) * frozen
 
     @property
     def tf32(self) -> bool:

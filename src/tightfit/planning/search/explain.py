@@ -215,12 +215,9 @@ def still_known(recipe: Recipe, device: Device, tools: Tools) -> str:
     except ModelError:
         return ""
     recipe = resolve(recipe, device)
-    precision, optimizer = recipe.precision, recipe.optimizer
-    assert precision != "auto"
-    assert optimizer != "auto"
-    weights = size(precision.weight_bytes * count)
+    assert recipe.precision != "auto"
+    held, what = recipe.bytes_per_parameter, "weights, gradients and optimizer states"
     if recipe.mode == "inference":
-        return f"; what can still be said: {count:,} parameters, so {weights} of weights, before any activation"
-    states = optimizer.bytes_beside(precision.weight_rounding)
-    return (f"; what can still be said: {count:,} parameters, so {weights} of weights, {weights} of gradients and "
-            f"{size(round(states * count))} of optimizer states, before any activation")
+        held, what = recipe.precision.weight_bytes, "weights"
+    return (f"; what can still be said: {count:,} parameters, so about {size(round(held * count))} of {what}, before "
+            "any activation")

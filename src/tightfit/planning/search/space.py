@@ -78,8 +78,8 @@ class Space:
     def _that_may_hold(self, ways: Sequence[Any]) -> Sequence[Any]:
         """Ways to share a model among devices, the usual one first: one that divides it where a device does not hold it
         whole as usual, and that alone where none holds it."""
-        memory, usual = self.device.memory_bytes, resolve(self.recipe, self.device)
-        held = sum(getattr(usual, slot).bytes_per_parameter(usual) for slot in SLOTS) * self.parameters
+        memory = self.device.memory_bytes
+        held = resolve(self.recipe, self.device).bytes_per_parameter * self.parameters
         if self.is_divided:
             return [way for way in ways if way.shards] or ways
         return sorted(ways, key=lambda way: way.shards is not (held > memory))
@@ -216,10 +216,7 @@ class Space:
         """Bytes of weights, gradients and optimizer states on the device, as declared."""
         held = self.states(choice)
         if held not in self._bytes:
-            recipe = self.recipe_for(choice, 1)
-            learned = sum(getattr(recipe, slot).bytes_per_parameter(recipe) for slot in SLOTS)
-            share, frozen = recipe.trainable.share, recipe.base.weight_bytes(recipe)
-            self._bytes[held] = share * learned + (1 - share) * frozen * (1 - recipe.offloaded.weights)
+            self._bytes[held] = self.recipe_for(choice, 1).bytes_per_parameter
         return self._bytes[held]
 
     @cached_property

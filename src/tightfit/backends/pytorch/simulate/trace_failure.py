@@ -1,4 +1,4 @@
-"""The error for a model whose step cannot be traced without values: where it stopped, and what is known even so."""
+"""The error for a model whose step cannot be traced without values, and where it stopped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import compiler_failure, is_models_own, module_of, raised
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.errors import ModelError, TightfitError
-from tightfit.text import size
 
 VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 RULES = (UnsupportedOperatorException, UnsupportedFakeTensorException)
@@ -84,18 +83,6 @@ def _message(build: Build, module: str, op: str, error: BaseException) -> str:
         runs, learn = "runs", "generate on the device"
     return (
         f"model: {name} cannot be planned for: {reason}. A plan has shapes and no values, so that what {runs} may "
-        f"still fail here. {_known(build)} To learn the rest, {learn}"
+        f"still fail here. To learn what it takes, {learn}"
     )
 
-
-def _known(build: Build) -> str:
-    parameters = list(build.model.parameters())
-    known = f"Known even so: weights {size(sum(p.nbytes for p in parameters))}"
-    if build.recipe.mode == "train":
-        trained = [p for p in parameters if p.requires_grad]
-        known += f", gradients {size(sum(p.nbytes for p in trained))}"
-        optimizer = build.recipe.optimizer
-        if optimizer != "auto":
-            states = optimizer.bytes_per_parameter(build.recipe) * sum(p.numel() for p in trained)
-            known += f", optimizer states about {size(states)}"
-    return known + "; activations come on top."
