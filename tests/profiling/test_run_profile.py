@@ -14,6 +14,7 @@ from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.measure import step_profiler
 from tightfit.backends.pytorch.measure.marks import Marks
 from tightfit.commands.report import run_report
+from tightfit.data.loading import GlobalBatchLoader
 from tightfit.profiling import profile as profiles
 from tightfit.profiling.measure import profile_recipe, profiled_step
 from tightfit.profiling.report.compare import figures
@@ -103,7 +104,23 @@ def test_a_run_that_goes_on_past_the_step_profiles_none(run):
     (10, 15, None), (20, 0, 20), (21, 0, None), (19, 18, None),
 ])  # fmt: skip
 def test_which_step_is_profiled(wanted, first, expected):
-    assert profiled_step(Recipe.from_dict({"profile_step": wanted, "max_steps": 20}), first) == expected
+    recipe = Recipe.from_dict({"profile_step": wanted, "max_steps": 20, "batch_size": 4, "micro_batch_size": 2})
+    assert profiled_step(recipe, first, GlobalBatchLoader(range(12), recipe)) == expected
+
+
+@pytest.mark.parametrize(("wanted", "last", "expected"), [(5, 20, 5), (6, 20, 7), (7, 20, 7), (9, 9, None)])
+def test_an_epochs_short_last_global_batch_is_not_profiled(wanted, last, expected):
+    recipe = Recipe.from_dict({"profile_step": wanted, "max_steps": last, "batch_size": 4, "micro_batch_size": 2})
+    assert profiled_step(recipe, 0, GlobalBatchLoader(range(10), recipe)) == expected
+
+
+def test_a_profile_measures_whole_global_batches_alone(run, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": "a b c", "label": n % 2}) for n in range(5)))
+    data = {"source": str(tmp_path / "rows.jsonl"), "eval_fraction": 0}
+    values = {**run, "task": "sequence-classification", "num_labels": 2, "data": data, "vocab_size": 300,
+              "batch_size": 4, "micro_batch_size": 4}
+    found, _, _ = profile_recipe(Recipe.from_dict(values))  # every other global batch has one row
+    assert found.tokens % 4 == 0
 
 
 def test_a_step_that_never_comes_is_said(run):

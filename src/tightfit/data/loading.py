@@ -77,6 +77,10 @@ class GlobalBatchLoader:
         found._part = (rank, of)
         return found
 
+    def is_whole(self, index: int) -> bool:
+        """Whether the global batch of that index has `batch_size` samples, unlike the last of some epochs."""
+        return (index + 1) % len(self) != 0 or len(self.samples) % self.batch_size == 0
+
     def chosen(self, index: int) -> tuple[Array, int]:
         """The samples of the global batch of that index, in order, and the epoch that shows them."""
         epoch, place = divmod(index, len(self))

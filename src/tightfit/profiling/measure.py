@@ -35,8 +35,8 @@ from tightfit.trace import Phase, Place, Trace
 from tightfit.training.listeners import Listener
 from tightfit.training.session import open_session
 
-GLOBAL_BATCHES = 16
-"""Number of global batches that are prepared; a measurement takes fewer."""
+GLOBAL_BATCHES = 2 * (WARM_UP + TIMED_STEPS + 1)
+"""Global batches that there are for a measurement: enough where every other one is an epoch's short last one."""
 Readings = Mapping[str, Sequence[float | None]]
 """A card's, a series each."""
 
@@ -64,8 +64,9 @@ def profile_recipe(
 
     def counted() -> Iterator[Any]:
         for global_batch in global_batches:
-            tokens.append(global_batch.tokens)
-            yield global_batch
+            if global_batch.samples == recipe.batch_size:
+                tokens.append(global_batch.tokens)
+                yield global_batch
 
     listener.message("measuring: a few steps as they are, then one with every op followed")
     try:
@@ -142,14 +143,16 @@ def keep_profile(profile: Profile, measured: Measurement | None, folder: Path) -
     return home
 
 
-def profiled_step(recipe: Recipe, first_step: int) -> int | None:
+def profiled_step(recipe: Recipe, first_step: int, source: GlobalBatchLoader) -> int | None:
     """The step to profile of a run, or of one that goes on behind `first_step`; None for none.
 
-    It is `profile_step`, but in no process one of the first, which warm up or are timed as they are.
+    It is `profile_step`, but in no process one of the first, which warm up or are timed as they are, and not one on an
+    epoch's short last global batch.
     """
     if recipe.profile_step is None or first_step >= recipe.profile_step:
         return None
     at = max(recipe.profile_step, first_step + WARM_UP + 2)
+    at += not source.is_whole(at - 1)
     return at if at <= recipe.max_steps else None
 
 

@@ -185,7 +185,7 @@ class Trainer:
             session = replace(session, recipe=recipe)
         found = world.broadcast_from_rank0(lambda: checkpoints.newest(folder.checkpoints, self.listener.message))
         first_step = found.step if found else 0
-        profile = self._profile(session, folder, first_step)
+        profile = self._profile(session, folder, first_step, source)
         build = session.build()
         for note in build.notes:
             self.listener.message(f"note: {note}")
@@ -258,14 +258,16 @@ class Trainer:
         world.broadcast_from_rank0(lambda: here.append(prepared()))
         return here[0] if here else prepared()
 
-    def _profile(self, session: Session, folder: RunFolder, first_step: int) -> RunProfile | None:
+    def _profile(
+        self, session: Session, folder: RunFolder, first_step: int, source: GlobalBatchLoader
+    ) -> RunProfile | None:
         """The profile of the step that the recipe names; None where it names none that is still to come."""
         recipe = session.recipe
         if recipe.profile_step is None:
             return None
         from tightfit.profiling.measure import RunProfile, profiled_step
 
-        at = profiled_step(recipe, first_step)
+        at = profiled_step(recipe, first_step, source)
         if at is not None:
             return RunProfile(at, recipe, session.device, self.backend, self.module, folder.path, self.listener)
         if recipe.profile_step > first_step:
