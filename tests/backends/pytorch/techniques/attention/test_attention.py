@@ -242,7 +242,7 @@ def _ops(run: Callable[[], object]) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", ["none", "padded", "packed"])
-@pytest.mark.parametrize("name", ["llama", "bert", "mistral", "gemma2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "mistral", "gemma2"])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_agrees_with_eager(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uncompiled, which is slow and has the same block masks and score changes."""
@@ -353,6 +353,13 @@ def test_what_keeps_the_kernel_off_newer_gpus_is_not_advised_where_there_is_none
                                                        model=model)).notes
     assert note.endswith("the T4 has no variable-length kernel; write data.packing=false or attention=flex")
     assert note.count("write") == 1
+
+
+def test_flex_names_the_dropout_that_it_cannot_serve_in_training() -> None:
+    build = replace(built(make("llama"), Eager()), model=tiny_model("llama", attention_dropout=0.1))
+    with pytest.raises(Refused, match=r"flex has no dropout; write model_overrides.attention_dropout=0"):
+        attention.flex(Flex(), build)
+    attention.flex(Flex(), replace(build, recipe=build.recipe.model_copy(update={"mode": "inference"})))
 
 
 def test_a_block_mask_of_causality_is_made_once_a_length() -> None:

@@ -83,6 +83,8 @@ def flex(technique: Flex, build: Build) -> Build:
     """Our FlexAttention function."""
     if arguments.attention_style(build.model) == "own" or arguments.has_sinks(build.model):
         raise _refused("flex", build.model)
+    if build.recipe.mode == "train" and (dropout := arguments.attention_dropout(build.model)) is not None:
+        raise Refused(f"attention: flex has no dropout; write model_overrides.{dropout}=0 or attention=sdpa")
     return _ours(FLEX, build)
 
 

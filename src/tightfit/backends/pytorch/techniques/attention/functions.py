@@ -194,10 +194,13 @@ def create_blocks(allowed: Callable[..., Tensor], rows: int | None, length: int,
     On CUDA it is made by a compiled kernel: uncompiled, all rows * length * length pairs would stand in memory.
     """
     if not torch.compiler.is_compiling() and active_simulated_cuda() is not None:
-        return _planned_blocks(allowed, rows or 1, length, device)
-    compiled = device.type == "cuda" and not torch.compiler.is_compiling()
-    create: Any = _compiled(flex.create_block_mask) if compiled else flex.create_block_mask
-    return create(allowed, rows, None, length, length, device=str(device))
+        blocks = _planned_blocks(allowed, rows or 1, length, device)
+    else:
+        compiled = device.type == "cuda" and not torch.compiler.is_compiling()
+        create: Any = _compiled(flex.create_block_mask) if compiled else flex.create_block_mask
+        blocks = create(allowed, rows, None, length, length, device=str(device))
+    blocks.ndim = 4  # transformers' GPT-2 asks a mask for it before it looks what the mask is
+    return blocks
 
 
 def _planned_blocks(allowed: Callable[..., Tensor], rows: int, length: int, device: torch.device) -> Any:
