@@ -43,6 +43,7 @@ def described(trace: Trace) -> list[object]:
     pytest.param("bart", GPU, {"compile": "per-block"}, marks=pytest.mark.cold),
     pytest.param("gpt2", GPU, {"parallel": {"name": "fsdp", "processes": 2}, "checkpointing": "every-block",
                                "precision": "bf16"}, marks=pytest.mark.cold),
+    ("gpt2", GPU, {"offload": {"name": "host", "weights": 0, "gradients": 0}, "precision": "fp16"}),
     ("gpt2", GPU, {"parallel": {"name": "fsdp", "processes": 2, "reshard": False}, "compile": "per-block"}),
     pytest.param(EVERY_OTHER, CPU, {"precision": "bf16", "checkpointing": "every-block"}, marks=pytest.mark.cold),
     (EVERY_OTHER, GPU, {"accumulation": "by-block"}),

@@ -144,15 +144,14 @@ class TrackedMemory:
                 allocation.category, allocation.category_since = Category.ACTIVATIONS, allocation.born
 
     def _owner_of(self, arguments: Arguments) -> str:
-        """The module of the first argument that has one; of a list's tensors the module that they all lie in."""
+        """The innermost of the arguments' modules; of several as deep the last, for what is summed up over blocks lies
+        in the first one's memory. A list's tensors have the module that they all lie in."""
+        owners = []
         for indices in arguments:
-            owners = {self.allocations[index].module for index in indices}
-            if len(owners) > 1:
-                parts = zip(*(owner.split(".") for owner in owners), strict=False)
-                return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, parts))
-            if owners and "" not in owners:
-                return owners.pop()
-        return ""
+            paths = [self.allocations[index].module.split(".") for index in indices]
+            alike = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+            owners.append([names[0] for names in alike])
+        return ".".join(max(reversed(owners), key=lambda path: sum(map(bool, path)), default=[]))
 
     def _release(self, key: int, reference: weakref.ref[Any]) -> None:
         found = self._live.pop(key, None)

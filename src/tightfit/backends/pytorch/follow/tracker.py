@@ -230,7 +230,7 @@ class Tracker(OpStreams, DispatchMode):
             owner = module if outside or source is None else memory.allocations[source].module or module
             made = memory.allocate(tensor, name, phase, owner)
             if outside:
-                memory.owned_by(memory.allocations[made], [[] if source is None else [source], *worked_on])
+                memory.owned_by(memory.allocations[made], [*worked_on, [] if source is None else [source]])
             if phase is not Phase.OPTIMIZER and name.startswith("aten._to_copy") and self._holds_weight(args[0]):
                 memory.fix(made)  # autocast's copy of a weight is temporary, however long it lives
         scratch = self._scratch(func, args, kwargs, result) if self._scratch is not None else 0
