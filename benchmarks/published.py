@@ -89,7 +89,7 @@ def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools)
         result["speed"] = {**_pair(speed, speed_of(found, timed)), "work_error": round(work_error(timed.work), 4)}
         if backward is not None:
             result["backward"] = _pair(backward, found.recipe.batch_size / timed.backward)
-    memory = predict_memory(steps_alone(held), found.device, tools, Margin())
+    memory = predict_memory(steps_alone(held), found.recipe, found.device, tools, Margin())
     if found.memory and "memory_bytes" in row:
         bytes_of = {"allocated": memory.peak_allocated, "reserved": memory.peak_reserved}
         result["memory"] = {"counted": found.memory,

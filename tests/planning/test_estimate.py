@@ -20,6 +20,7 @@ from tightfit.trace import Allocation, Category, Place, Span, Trace, UntracedMem
 
 TOY = Toy.drawn(3)
 NOTHING = Margin(share=0.0, fixed=0, host=0.0)
+PLAIN = Recipe()
 
 
 def gpu(memory_bytes):
@@ -48,7 +49,7 @@ def small(kind="cuda"):
 
 def test_the_processor_has_no_allocator():
     device = Device(kind="cpu", name="CPU", memory_bytes=32 * MIB)
-    found = predict_memory(small(), device, TOY.tools(), NOTHING)
+    found = predict_memory(small(), PLAIN, device, TOY.tools(), NOTHING)
     assert found.peak_allocated == found.peak_reserved == 5 * MIB + 700_001
     assert (found.fit_rank, found.capacity, found.missing) == (FitRank.SAFE, 27 * MIB, 0)
     assert found.by_category["weights"] == 3 * MIB
@@ -60,7 +61,7 @@ def test_the_processor_has_no_allocator():
 @pytest.mark.parametrize(("total", "rank", "missing"), [(11 * MIB, FitRank.SAFE, 0), (10 * MIB, FitRank.NONE, 700_001)])
 def test_the_processor_fits_to_the_byte(total, rank, missing):
     device = Device(kind="cpu", name="CPU", memory_bytes=total)
-    found = predict_memory(small(), device, TOY.tools(), NOTHING)
+    found = predict_memory(small(), PLAIN, device, TOY.tools(), NOTHING)
     assert (found.fit_rank, found.missing) == (rank, missing)
 
 
@@ -71,12 +72,12 @@ def test_the_allocator_rounds():
     tools = standard_tools(TOY)
     trace = small()
     trace.untraced.pop(1)
-    found = predict_memory(trace, device, tools, NOTHING)
+    found = predict_memory(trace, PLAIN, device, tools, NOTHING)
     assert found.peak_allocated == 3 * MIB + 700_416
     assert found.peak_reserved == 22 * MIB
     assert found.by_category["other"] == 700_416 - 700_001
     assert found.fit_rank is FitRank.SAFE
-    found = predict_memory(trace, gpu(26 * MIB), tools, NOTHING)
+    found = predict_memory(trace, PLAIN, gpu(26 * MIB), tools, NOTHING)
     assert (found.fit_rank, found.capacity) == (FitRank.NONE, 21 * MIB)
     assert found.missing == 1 * MIB
 
@@ -86,7 +87,7 @@ def test_the_margin_decides_what_is_safe_not_what_fits():
     trace = small()
     trace.untraced.clear()
     for fixed, rank in ((2 * MIB, FitRank.SAFE), (2 * MIB + 1, FitRank.TIGHT)):
-        found = predict_memory(trace, gpu(24 * MIB), tools, Margin(share=0.0, fixed=fixed))
+        found = predict_memory(trace, PLAIN, gpu(24 * MIB), tools, Margin(share=0.0, fixed=fixed))
         assert (found.fit_rank, found.margin) == (rank, fixed)
     assert Margin(share=0.25, fixed=3).of(gpu(100)) == 28
 
@@ -168,7 +169,7 @@ def offloading():
 
 
 def test_what_lies_in_the_host_takes_nothing_of_the_device():
-    plain, found = (predict_memory(trace, gpu(64 * MIB), standard_tools(TOY), NOTHING)
+    plain, found = (predict_memory(trace, PLAIN, gpu(64 * MIB), standard_tools(TOY), NOTHING)
                     for trace in (small(), offloading()))
     assert found == replace(plain, host=found.host, host_by_category=found.host_by_category)
     assert plain.host == 77
@@ -181,20 +182,21 @@ def test_what_lies_in_the_host_takes_nothing_of_the_device():
 def test_a_host_that_is_too_small_is_the_reason():
     need = 77 + 4 * MIB
     for have, rank, missing in ((need, FitRank.SAFE, 0), (need - 1, FitRank.NONE, 1)):
-        found = predict_memory(offloading(), replace(gpu(64 * MIB), host_bytes=have), standard_tools(TOY), NOTHING)
+        device = replace(gpu(64 * MIB), host_bytes=have)
+        found = predict_memory(offloading(), PLAIN, device, standard_tools(TOY), NOTHING)
         assert (found.fit_rank, found.host_missing, found.missing) == (rank, missing, 0)
         assert len(found.notes) == missing
     device = replace(gpu(64 * MIB), host_bytes=2 * need)
-    spared = predict_memory(offloading(), device, standard_tools(TOY), Margin(host=0.75))
+    spared = predict_memory(offloading(), PLAIN, device, standard_tools(TOY), Margin(host=0.75))
     assert spared.host_missing == need - need // 2
     assert spared.host_needed == pytest.approx(4 * need)
     assert "with its margin free" in spared.notes[0]
-    nothing = predict_memory(small(), replace(gpu(64 * MIB), host_bytes=1), standard_tools(TOY), NOTHING)
+    nothing = predict_memory(small(), PLAIN, replace(gpu(64 * MIB), host_bytes=1), standard_tools(TOY), NOTHING)
     assert nothing.fit_rank is FitRank.SAFE  # what loading takes is a matter of the run
 
 
 def test_a_processors_memory_is_the_hosts():
-    found = predict_memory(offloading(), replace(gpu(64 * MIB), kind="cpu"), TOY.tools(), NOTHING)
+    found = predict_memory(offloading(), PLAIN, replace(gpu(64 * MIB), kind="cpu"), TOY.tools(), NOTHING)
     assert found.peak_allocated == 3 * MIB + 700_001 + 4 * MIB + 2 * MIB
     assert (found.fit_rank, found.host) == (FitRank.SAFE, 77)
 

@@ -37,7 +37,7 @@ def recipe_of(**fields: Any) -> Recipe:
 
 def needs(recipe: Recipe, device: Device = A10) -> int:
     backend = load_backend("pytorch")
-    return predict_memory(backend.predict(recipe, device), device, standard_tools(backend), Margin()).host
+    return predict_memory(backend.predict(recipe, device), recipe, device, standard_tools(backend), Margin()).host
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, total: int, free: int, device: Device = A10) -> list[str]:

@@ -120,7 +120,7 @@ def predict(job: Job) -> Outcome:
         raise Refused("; ".join(refused))
     trace = backend.predict(recipe, target.device)
     tools = standard_tools(backend, target.calibration)
-    memory = predict_memory(steps_alone(trace), target.device, tools, Margin())
+    memory = predict_memory(steps_alone(trace), recipe, target.device, tools, Margin())
     timed = tools.step_time(trace, recipe, target.device)
     return Outcome(values={
         "fits": memory.fit_rank.word, "step_seconds": timed.seconds, "calibrated": timed.calibrated,
@@ -148,7 +148,7 @@ def largest_batch(recipe: Recipe, within: Recipe, target: Target, backend: Backe
 
     def needs(asked: Recipe) -> int:
         trace = steps_alone(backend.predict(asked, target.device))
-        return predict_memory(trace, target.device, tools, Margin()).peak_reserved
+        return predict_memory(trace, asked, target.device, tools, Margin()).peak_reserved
 
     def at(batch: int) -> Recipe:
         return recipe.override(batch_size=batch, micro_batch_size=batch)

@@ -17,7 +17,6 @@ from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size
 from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
 
-PLAIN = AllocatorSettings()
 TAKEN = 1e-3
 """Seconds to give a segment back to the device and to take it again: assumed, as cudaMalloc was seen to take half a
 millisecond to 1.2 for 1 to 64 MiB."""
@@ -69,10 +68,9 @@ def untraced(trace: Trace, where: str) -> int:
     return sum(figure.bytes for figure in trace.untraced if figure.where == where)
 
 
-def predict_memory(
-    trace: Trace, device: Device, tools: Tools, margin: Margin, settings: AllocatorSettings = PLAIN
-) -> Memory:
-    """The trace's memory on the device and in the host, and how well it fits both. settings: the allocator's."""
+def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin: Margin) -> Memory:
+    """The memory of a resolved recipe's trace on the device and in the host, and how well it fits both."""
+    settings = settings_of(recipe)
     if device.kind == "cpu":
         trace = merge_host_into_device(trace)
     room, spare = capacity(trace, device), margin.of(device)
@@ -166,7 +164,7 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin:
     """Memory and time of a resolved recipe, from its trace."""
     timed = inference_time if recipe.mode == "inference" else training_time
     time, notes = timed(trace, recipe, device, tools)
-    memory = predict_memory(trace, device, tools, margin or Margin(), settings_of(recipe))
+    memory = predict_memory(trace, recipe, device, tools, margin or Margin())
     time, emptied = _emptying(time, memory, recipe)
     return Estimate(memory=memory, time=time, untraced=tuple(trace.untraced),
                     notes=tuple(dict.fromkeys([*trace.notes, *notes, *memory.notes, *emptied])))

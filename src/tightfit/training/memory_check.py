@@ -99,14 +99,13 @@ def _check_beside_gpu(
         return
     from tightfit.planning.estimate import Margin, predict_memory
     from tightfit.planning.standard_tools import standard_tools
-    from tightfit.trace import Trace
 
     device = replace(device, host_bytes=memory.total)
 
-    def memory_of(trace: Trace) -> Memory:
-        return predict_memory(trace, device, standard_tools(backend), Margin(host=0))
+    def memory_of(recipe: Recipe) -> Memory:
+        return predict_memory(backend.predict(recipe, device), recipe, device, standard_tools(backend), Margin(host=0))
 
-    found = memory_of(backend.predict(recipe, device))
+    found = memory_of(recipe)
     needed, missing = found.host, found.host_missing
     if not missing:
         if needed > memory.available:
@@ -116,7 +115,7 @@ def _check_beside_gpu(
     fitting: list[str] = []
     for text, changed in _changes(recipe, device, found):
         if len(fitting) < NAMED and not changed.refusals(device):
-            fitting += [text] if memory_of(backend.predict(changed, device)).fit_rank.fits else []
+            fitting += [text] if memory_of(changed).fit_rank.fits else []
     advice = f"Write {'; or '.join(fitting)}" if fitting else (
         "Nothing that keeps more on this GPU fits it: write a smaller model, or train where there are "
         f"{size(needed)} of memory")

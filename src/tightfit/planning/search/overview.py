@@ -17,7 +17,7 @@ from tightfit.planning.allocator.replay import Replay
 from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.costs import Memory, Time
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Tools, predict_memory, settings_of, training_time
+from tightfit.planning.estimate import Tools, predict_memory, training_time
 from tightfit.planning.search.adapters import ADAPTERS
 from tightfit.planning.search.evaluate import InProcess, Progress
 from tightfit.planning.search.pool import Pool
@@ -152,7 +152,7 @@ def estimate_on_cards(
 def _estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, evaluator: InProcess) -> GpuEstimate:
     if tools.untraced is not None:
         trace = replace(trace, untraced=tools.untraced(recipe, device, trace))
-    memory = predict_memory(trace, device, tools, evaluator.margin, settings_of(recipe))
+    memory = predict_memory(trace, recipe, device, tools, evaluator.margin)
     time = training_time(trace, recipe, device, tools)[0] if memory.fit_rank.is_safe else None
     return GpuEstimate(recipe=recipe, memory=memory, time=time)
 

@@ -15,6 +15,7 @@ from tightfit.backends.pytorch.techniques.by_block.transfers import TO_DEVICE, T
 from tightfit.devices import Device, find_device
 from tightfit.planning.estimate import Margin, predict_memory
 from tightfit.planning.standard_tools import standard_tools
+from tightfit.recipe import Recipe
 from tightfit.trace import PAGEABLE, Category, OpClass, Phase, Place, Span, Stream, Trace
 
 CPU = torch.device("cpu")
@@ -151,7 +152,7 @@ def test_copies_are_ops_on_their_streams_that_wait_and_are_waited_for():
 def test_the_card_and_the_host_are_planned_for_each_by_itself():
     trace = predicted(A10)
     trace.spans.append(Span(name="step 2", start=0, stop=10**6, step=2))
-    memory = predict_memory(trace, A10, standard_tools(load_backend("pytorch")), Margin())
+    memory = predict_memory(trace, Recipe(), A10, standard_tools(load_backend("pytorch")), Margin())
     assert memory.host == BLOCKS * ROWS * WIDTH * 4
     assert memory.peak_allocated == pytest.approx(trace.peak()[1], abs=512 * len(trace.allocations))
 
@@ -264,7 +265,6 @@ def profiled_step() -> Trace:
     from tests.benchmark_modules import benchmark
     from tightfit.backends.pytorch.backend import PytorchBackend
     from tightfit.planning.defaults import resolve
-    from tightfit.recipe import Recipe
 
     transfers, model = Transfers(CPU), tiny_model("gpt2")
 
