@@ -84,6 +84,14 @@ def test_a_text_file_is_one_document(tmp_path: Path) -> None:
     assert read(tmp_path / "a.txt") == [("café\r\nsecond",)]
 
 
+@pytest.mark.parametrize("row", ['neg,"left open', '"left open,neg'])
+def test_a_quote_that_is_closed_nowhere_takes_in_no_rows(row: str, tmp_path: Path) -> None:
+    names = "label,text" if row.startswith("neg") else "text,label"
+    (tmp_path / "a.csv").write_text(f'{names}\n"two\nlines",b\n{row}\nfine,too\nfine,too\n')
+    with pytest.raises(DataError, match=r"a.csv line 4 opens a double quote that is closed nowhere"):
+        read(tmp_path / "a.csv")
+
+
 def test_a_csv_value_may_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit on it is a C `long`, of 32 bits on Windows."""
     set_limit = csv.field_size_limit

@@ -110,11 +110,17 @@ def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
     """Separated values under a line of names; values are texts, as many in each row as there are names."""
     csv.field_size_limit(2**31 - 1)  # the default refuses documents above 128 KiB; a `long` of Windows holds no more
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file, delimiter=delimiter)
+        lines: list[str] = []  # of the row that is read
+        rows = csv.DictReader(_remembered(file, lines), delimiter=delimiter)
         try:
             require_fields(wanted, rows.fieldnames or (), str(path))
             names = len(rows.fieldnames or ())
+            lines.clear()
             for row in rows:
+                if len(lines) > 1 and _ends_in_quote(lines, delimiter):
+                    raise DataError(f"data: {path} line {rows.line_num + 1 - len(lines)} opens a double quote that is "
+                                    "closed nowhere; close it, or double it where the value holds one")
+                lines.clear()
                 short = sum(value is None for value in row.values())
                 if short or None in row:
                     raise DataError(f"data: {path} line {rows.line_num} has {names - short + len(row.get(None) or ())} "
@@ -123,6 +129,22 @@ def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
                 yield pick(row, wanted, f"{path} line {rows.line_num}")
         except (UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"data: {path} is not CSV in UTF-8 behind line {rows.line_num}: {error}") from None
+
+
+def _remembered(lines: Iterable[str], kept: list[str]) -> Iterator[str]:
+    """The lines, each added to `kept` as it is read."""
+    for line in lines:
+        kept.append(line)
+        yield line
+
+
+def _ends_in_quote(lines: list[str], delimiter: str) -> bool:
+    """Whether a row ends in a quoted value that is still open, which takes in all lines that follow."""
+    try:
+        [*csv.reader(lines, delimiter=delimiter, strict=True)]
+    except csv.Error as error:
+        return "unexpected end" in str(error)
+    return False
 
 
 def read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:

@@ -250,7 +250,8 @@ def _try_simpler(exploration: Exploration) -> None:
             continue
         forecast = exploration.forecasts.of(other).best
         speed = exploration.speed_of(forecast.step_seconds(best[1], batch), space.recipe_for(other, best[1]))
-        as_fast = speed * (1 + CLOCK_ERROR) >= exploration.speed(best)
+        resident = other == space.without_offload(best[0])  # which copies less
+        as_fast = resident or speed * (1 + CLOCK_ERROR) >= exploration.speed(best)
         if as_fast and forecast.peak(best[1], batch) * exploration.allocator_overhead <= usable:
             exploration.evaluate([(other, best[1])])
 

@@ -1,0 +1,52 @@
+"""A choice is evaluated with each of its values undone, where that may be as fast: of equals the plainest is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.planning.search.declared import GIB, Declared
+from tightfit.devices import find_device
+from tightfit.planning.search.budget import TraceBudget
+from tightfit.planning.search.evaluate import InProcess
+from tightfit.planning.search.exploration import Exploration
+from tightfit.planning.search.explore import _try_simpler
+from tightfit.planning.search.space import Space
+from tightfit.recipe import Recipe
+from tightfit.techniques.compile import PerBlock
+from tightfit.techniques.offload import Host, NoOffload
+
+FASTER = 3.0
+"""A compiled step, against an eager one: more than any rule of thumb lets a search hope for."""
+
+
+@pytest.mark.parametrize("parameters", [1e8, 1e9])
+def test_what_waits_in_host_memory_is_tried_on_the_device_that_has_room_for_it(parameters):
+    pinned = {"batch_size": 64, "precision": "fp32", "checkpointing": "none", "loss": "plain", "optimizer": "adamw"}
+    tools = Declared(parameters=parameters, sample=0.2 * GIB, speeds={("fp32", "adamw"): 1e4}, compiled=FASTER).tools()
+    space = Space(Recipe.from_dict(pinned), find_device("t4"))
+    exploration = Exploration(space, InProcess(tools), TraceBudget(limit=20))
+
+    def with_values(**values):
+        choice = space.defaults
+        for field, value in values.items():
+            choice = space.with_value(choice, field, value)
+        return choice
+
+    eager, resident = with_values(compile=space.values["compile"][0]), with_values(compile=PerBlock())
+    assert resident[space.fields.index("offload")] == NoOffload()
+    states_alone = with_values(compile=PerBlock(), offload=Host(weights=0.0, gradients=0.0))
+    exploration.evaluate([(eager, 4), (eager, 8), (states_alone, 8)])
+    _try_simpler(exploration)
+    fits = 16 * parameters < 13 * GIB
+    assert ((resident, 8) in exploration.found) is fits
+
+
+def test_nothing_is_tried_where_nothing_is_undone():
+    tools = Declared(parameters=1e8, sample=0.2 * GIB, speeds={("fp32", "adamw"): 1e4}).tools()
+    space = Space(Recipe(batch_size=16), replace(find_device("t4"), memory_bytes=64 * GIB))
+    exploration = Exploration(space, InProcess(tools), TraceBudget(limit=20))
+    exploration.evaluate([(space.defaults, 8)])
+    _try_simpler(exploration)
+    assert list(exploration.found) == [(space.defaults, 8)]
