@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from tests.planning.search.declared import GIB, Declared
 from tightfit.devices import find_device
 from tightfit.planning.search.budget import TraceBudget
+from tightfit.planning.search.choose import choose
+from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.explore import _try_simpler
@@ -50,3 +53,24 @@ def test_nothing_is_tried_where_nothing_is_undone():
     exploration.evaluate([(space.defaults, 8)])
     _try_simpler(exploration)
     assert list(exploration.found) == [(space.defaults, 8)]
+
+
+class Cached(Declared):
+    """The fastest micro-batch is one of 8: what larger ones work on no longer lies in the device's cache."""
+
+    def seconds(self, trace, recipe, device):
+        timed = super().seconds(trace, recipe, device)
+        micro = recipe.micro_batch_size
+        return replace(timed, seconds=timed.seconds * (1 + 0.13 * abs(math.log2(micro / 8))))
+
+
+def test_where_larger_micro_batches_are_slower_smaller_ones_are_tried():
+    pinned = {"batch_size": 64, "checkpointing": "none", "loss": "plain", "optimizer": "adamw", "offload": "none",
+              "compile": "off", "attention": "sdpa", "precision": "bf16"}
+    toy = Cached(parameters=1e8, sample=0.01 * GIB, speeds={("bf16", "adamw"): 1e4})
+    space = Space(Recipe.from_dict(pinned), find_device("l4"))
+    exploration, only = Exploration(space, InProcess(toy.tools()), TraceBudget(limit=20)), space.defaults
+    exploration.evaluate([(only, 16)])
+    evaluate_comparisons(exploration)
+    assert [micro for _, micro in exploration.found] == [16, 32, 8, 4]
+    assert choose(exploration) == (only, 8)

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.choose import choose
-from tightfit.planning.search.exploration import Exploration, Pair
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.space import Combination
 
 
@@ -23,7 +23,26 @@ def evaluate_comparisons(exploration: Exploration) -> None:
     usual = usual_precision(exploration, best)
     with suppress(TraceBudgetExceeded):
         exploration.evaluate(exploration.compared)
+        _evaluate_smaller(exploration)
         exploration.evaluate([(space.least_memory(usual), exploration.sizes[0])] if usual else [])
+
+
+def _evaluate_smaller(exploration: Exploration) -> None:
+    """Evaluate the choice at smaller micro-batches, as long as each is faster, where the larger one was slower: of
+    these more lies in the device's cache. Raises TraceBudgetExceeded."""
+    best = choose(exploration)
+    assert best is not None
+    choice, micro = best
+    speed = exploration.speed(best)
+    larger = [exploration.speed(pair) for pair in exploration.found if pair[0] == choice and pair[1] > micro]
+    if not any(other * (1 + CLOCK_ERROR) < speed for other in larger):
+        return
+    for smaller in reversed([size for size in exploration.sizes if size < micro]):
+        exploration.evaluate([(choice, smaller)])
+        pair = (choice, smaller)
+        if pair not in exploration.found or exploration.speed(pair) <= speed:
+            return
+        speed = exploration.speed(pair)
 
 
 def usual_precision(exploration: Exploration, best: Pair) -> list[Combination]:
