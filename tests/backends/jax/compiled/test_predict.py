@@ -15,6 +15,7 @@ from tightfit.backends.jax.compiled import predict as predicting
 from tightfit.backends.pytorch.model_size import model_size
 from tightfit.devices import Device, find_device
 from tightfit.errors import MissingLibrary, ModelError, Refused
+from tightfit.planning.costs import FitRank
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import estimate
 from tightfit.planning.standard_tools import standard_tools
@@ -105,7 +106,7 @@ def test_an_estimate_rounds_nothing_and_says_what_it_assumes(recipe, trace):
     found = estimate(trace, recipe, A5000, standard_tools(BACKEND))
     assert found.memory.peak_reserved == found.memory.peak_allocated == trace.peak()[1]
     assert found.memory.context > 0
-    assert found.fits == "yes"
+    assert found.fit_rank is FitRank.SAFE
     assert found.time.step_seconds > 0
     assert any("rough" in note for note in found.notes)
 
