@@ -92,6 +92,20 @@ def test_the_margin_decides_what_is_safe_not_what_fits():
     assert Margin(share=0.25, fixed=3).of(gpu(100)) == 28
 
 
+@pytest.mark.parametrize(("within_margin", "whole", "rank"), [
+    ("yes", "yes", FitRank.SAFE), ("with-retries", "yes", FitRank.AFTER_RETRIES),
+    ("no", "with-retries", FitRank.TIGHT), ("no", "no", FitRank.NONE),
+])  # fmt: skip
+def test_retries_within_the_margin_rank_above_a_fit_without_it(within_margin, whole, rank):
+    device, margin = gpu(64 * MIB), Margin(share=0.0, fixed=MIB)
+
+    def replayed(trace, room, settings):
+        return replace(replay(trace, None, settings), fits=whole if room == capacity(trace, device) else within_margin)
+
+    found = predict_memory(small(), PLAIN, device, replace(TOY.tools(), replay=replayed), margin)
+    assert found.fit_rank is rank
+
+
 def test_categories_sum_to_the_peak():
     device = gpu(1 << 34)
     recipe = recipe_on(device, precision="bf16")

@@ -68,7 +68,7 @@ def test_candidates_are_ranked_and_differ():
     plan = of(TOY, 30 * MIB, offload="none")
     assert plan.candidates[0] is plan.chosen
     assert plan.recipe == plan.chosen.recipe
-    fitting = [c for c in plan.candidates if c.estimate.fit_rank.fits]
+    fitting = [c for c in plan.candidates if c.estimate.fit_rank is FitRank.SAFE]
     speeds = [c.estimate.time.tokens_per_second for c in fitting[1:]]
     assert speeds == sorted(speeds, reverse=True)
     assert len({json.dumps(c.choices()) for c in plan.candidates}) == len(plan.candidates) > 2
@@ -123,7 +123,7 @@ def test_names_the_smallest_change(pins, memory_of, text):
     plan = of(toy, needed(toy, **memory_of), **pins)
     assert plan.chosen is None
     assert plan.answers.smallest_change.text == text
-    assert plan.answers.smallest_change.estimate.fit_rank.fits
+    assert plan.answers.smallest_change.estimate.fit_rank is FitRank.SAFE
     assert text in plan.nothing_fits()
 
 

@@ -64,10 +64,9 @@ def batches(recipe: Recipe) -> str:
 def fits(estimate: Estimate) -> str:
     """Whether it fits, in a word or two."""
     memory = estimate.memory
-    of_host = f"host: {size(memory.host_missing)} short"
-    if estimate.fit_rank.fits:
-        return estimate.fit_rank.word.replace("-", " ")
-    return f"{size(memory.missing)} short" if memory.missing else of_host
+    if memory.fit_rank.fits:
+        return memory.fit_rank.word.replace("-", " ")
+    return f"{size(memory.missing)} short" if memory.missing else f"host: {size(memory.host_missing)} short"
 
 
 def _reserved(memory: Memory) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from tightfit.devices import find_device
 from tightfit.errors import ModelError, Refused
+from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import Tools
 from tightfit.planning.search.search import COMPILATIONS, search
 from tightfit.planning.timing.step_time import StepTime
@@ -73,7 +74,7 @@ def test_the_fastest_that_fits_is_chosen_and_few_are_compiled():
     assert plan.predictions == len(compiler.compiled)
     assert len({each.model_dump_json() for each in compiler.compiled}) == len(compiler.compiled)
     assert told[-1] == (plan.predictions, plan.predictions, "done")
-    assert all(candidate.estimate.fit_rank.fits for candidate in plan.candidates if candidate is plan.chosen)
+    assert all(candidate.estimate.fit_rank is FitRank.SAFE for candidate in plan.candidates if candidate is plan.chosen)
     assert plan.answers.would_not_fit
     values = plan.to_json()
     assert values["candidates"][0]["rank"] == 1

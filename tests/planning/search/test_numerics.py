@@ -7,6 +7,7 @@ import pytest
 from tests.planning.ops import gpu
 from tests.planning.search.declared import GIB, Declared
 from tightfit.devices import find_device
+from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import Margin
 from tightfit.planning.search.every_gpu import compare
 from tightfit.planning.search.search import search
@@ -45,7 +46,8 @@ def test_the_mildest_change_that_serves_is_chosen(gib, expected):
 
 def test_a_harsher_change_has_to_gain_more_than_the_clocks_error_and_milder_ones_are_shown():
     plan = of(Declared(parameters=1.07e9, sample=0.2 * GIB, speeds=SPEEDS), 15)
-    shown = {(c.recipe.precision.name, c.recipe.optimizer.name) for c in plan.candidates if c.estimate.fit_rank.fits}
+    shown = {(c.recipe.precision.name, c.recipe.optimizer.name) for c in plan.candidates
+             if c.estimate.fit_rank is FitRank.SAFE}
     assert shown & {("bf16", "adamw-8bit"), ("bf16", "adamw-anyprecision")}
     assert "changes them least of what fits" in plan.answers.why
     assert "% slower" in plan.answers.why
@@ -72,7 +74,7 @@ def test_blocks_wait_in_host_memory_before_numerics_change_unless_they_may(allow
     plan = of(model, 9.5, allow_numerics=allowed)
     assert picked(plan) == expected
     assert plan.recipe.offloaded.needs_by_block is not allowed
-    shown = {candidate.changes_numerics for candidate in plan.candidates if candidate.estimate.fit_rank.fits}
+    shown = {candidate.changes_numerics for candidate in plan.candidates if candidate.estimate.fit_rank is FitRank.SAFE}
     assert allowed or shown > {()}  # what they would give stands beside it
     assert plan.answers.why.endswith("numerics as they are.") is not allowed
     (row,) = compare(Recipe.from_dict({**COMMON, "allow_numerics": allowed}), [gpu(9.5 * GIB)], model.tools()).rows
