@@ -1,4 +1,4 @@
-"""How long planning takes: one prediction, and a whole search, in a fresh process and in a warm one.
+"""How long planning takes: a prediction, a search, and the plan of a recipe that pins every field, eager and compiled.
 
 Each case has a process of its own, which does it twice: the first time is what a command-line user waits for, besides
 starting Python and importing PyTorch and transformers, which is timed apart. Searches ask for the smallest GPU too, as
@@ -15,9 +15,11 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-GOALS = {"prediction": 5.0, "search": 60.0}
-"""Seconds at most: of the prediction of PREDICTED, and of every search."""
+GOALS = {"prediction": 5.0, "search": 60.0, "eager": 10.0, "compiled": 25.0}
+"""Seconds at most: of the prediction of PREDICTED, of every search, and of recipes with all fields pinned."""
 PREDICTED = "llama-3.1-8b"
+PINNED = ("precision=bf16", "loss=chunked", "checkpointing=none", "optimizer=adamw", "attention=sdpa", "offload=none",
+          "accumulation=loop", "update=after-backward", "micro_batch_size=64", "batch_size=64")
 SECONDS = 900
 """A process that takes longer is given up."""
 
@@ -26,14 +28,15 @@ SECONDS = 900
 class Case:
     """What is planned. changes: recipe fields, as `key=value`."""
 
-    kind: Literal["prediction", "search"]
+    kind: Literal["prediction", "search", "eager", "compiled"]
     model: str
     gpu: str
     changes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        return " ".join([self.kind, self.model, self.gpu, *self.changes])
+        changes = self.changes if self.kind in ("prediction", "search") else ()
+        return " ".join([self.kind, self.model, self.gpu, *changes])
 
 
 CASES = (
@@ -52,6 +55,8 @@ CASES = (
     Case("search", "t5-base", "v100-16gb-sxm"),
     Case("search", "vit-base", "a10"),
     Case("search", "qwen2.5-7b", "l4"),
+    Case("eager", "gpt2", "a100-80gb-sxm", (*PINNED, "compile=off")),
+    Case("compiled", "gpt2", "a100-80gb-sxm", (*PINNED, "compile=whole")),
 )
 
 
@@ -105,8 +110,9 @@ def judge(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Each goal with the slowest case that it is about, by name, as a fresh process has it."""
     goals = []
     for kind, at_most in GOALS.items():
+        whose = f"{kind} {PREDICTED} " if kind == "prediction" else f"{kind} "
         about = {name: row["cold_seconds"] for name, row in found.items()
-                 if "cold_seconds" in row and name.startswith(kind) and (kind == "search" or f" {PREDICTED} " in name)}
+                 if "cold_seconds" in row and name.startswith(whose)}
         slowest = max(about, key=lambda name: about[name], default=None)
         seconds = None if slowest is None else about[slowest]
         goals.append({"goal": f"{kind}, imports apart", "at_most": at_most, "slowest": slowest, "seconds": seconds,

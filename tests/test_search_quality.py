@@ -48,12 +48,13 @@ def test_the_slowest_case_decides():
     found = {
         "prediction llama-3.1-8b h100-sxm": {"cold_seconds": 4.0}, "prediction gpt2 t4": {"cold_seconds": 9.0},
         "search gpt2 t4": {"cold_seconds": 30.0}, "search t5-base t4": {"cold_seconds": 61.0},
-        "search broken t4": {"failure": "no"},
+        "search broken t4": {"failure": "no"}, "eager gpt2 t4": {"cold_seconds": 9.0},
     }
-    prediction, search = latency.judge(found)
+    prediction, search, eager, compiled = latency.judge(found)
     assert (prediction["met"], prediction["seconds"]) == (True, 4.0)
     assert (search["met"], search["slowest"]) == (False, "search t5-base t4")
-    assert [goal["met"] for goal in latency.judge({})] == [None, None]
+    assert (eager["met"], compiled["met"]) == (True, None)
+    assert [goal["met"] for goal in latency.judge({})] == [None] * 4
     assert len({case.name for case in latency.CASES}) == len(latency.CASES)
     for case in latency.CASES:
         assert case.gpu == "cpu" or find_device(case.gpu)

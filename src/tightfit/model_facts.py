@@ -91,6 +91,12 @@ def text_config(config: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
+def attention_dropout(config: Any) -> str | None:
+    """The configuration's field that sets dropout inside attention, where it is more than 0."""
+    names = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
+    return next((name for name in names if getattr(config, name, None)), None)
+
+
 def experts_per_token(config: Any) -> int:
     """The number of experts that a token is sent to, from a model's configuration; 0 where none says."""
     text = text_config(config)

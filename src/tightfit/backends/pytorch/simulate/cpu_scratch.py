@@ -119,15 +119,14 @@ class _Form(NamedTuple):
 
 
 def _product(args: Arguments, result: Any) -> int:
-    """Scratch of `mm` and `addmm`, in the formats that oneDNN computes in on this processor; the rest is MKL's, whose
-    buffers are its own."""
+    """Scratch of `mm`, `addmm`, `bmm` and `baddbmm`, in the formats that oneDNN computes in on this processor; the rest
+    is MKL's, whose buffers are its own."""
     left, right = [a for a in args if isinstance(a, Tensor)][-2:]
-    (rows, inner), columns = left.shape, right.shape[1]
-    largest = max(rows * inner, inner * columns, rows * columns)
-    if not _by_onednn(left.dtype) or largest > MOST_VALUES or rows * inner * columns > MOST_WORK:
+    largest = max(left.numel(), right.numel(), result.numel())
+    if not _by_onednn(left.dtype) or largest > MOST_VALUES or result.numel() * left.shape[-1] > MOST_WORK:
         return 0
-    forms = (_Form.of(left), _Form.of(right))
-    return _run_on_zeros(torch.ops.aten.mm.default, forms, torch.get_num_threads())
+    func = torch.ops.aten.mm.default if left.dim() == 2 else torch.ops.aten.bmm.default
+    return _run_on_zeros(func, (_Form.of(left), _Form.of(right)), torch.get_num_threads())
 
 
 def _by_onednn(dtype: torch.dtype) -> bool:
@@ -212,7 +211,7 @@ def _watched(func: Any, arguments: list[Any]) -> tuple[Any, list[int]]:
 
 
 FORMULAS: dict[str, Formula] = {
-    **dict.fromkeys(("mm", "addmm"), _product),
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
     **dict.fromkeys(("index_add", "index_add_"), _index_add),
     **dict.fromkeys(("_softmax", "_log_softmax"), _in_one_piece),

@@ -16,7 +16,8 @@ from tightfit.backends.pytorch.techniques.attention import arguments
 from tightfit.backends.pytorch.techniques.attention.functions import EAGER, FLEX, SDPA, register
 from tightfit.backends.pytorch.techniques.attention.kernels import HALF
 from tightfit.errors import Refused, install_command
-from tightfit.techniques.attention import NO_DROPOUT, Eager, FlashAttn, Flex, Sdpa
+from tightfit.model_facts import attention_dropout
+from tightfit.techniques.attention import Eager, FlashAttn, Flex, Sdpa
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -52,7 +53,7 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
                       "write attention=eager")
     if style == "own":
         raise _refused(f"sdpa with the {technique.kernel} kernel", build.model)
-    dropout = arguments.attention_dropout(build.model)
+    dropout = attention_dropout(getattr(build.model, "config", None))
     if technique.kernel == "flash" and build.device.kind == "cpu" and dropout is not None:
         raise Refused(f"attention.kernel: the CPU's flash kernel has no dropout; write model_overrides.{dropout}=0 or "
                       "attention.kernel=auto")
@@ -64,7 +65,7 @@ def _dense_note(technique: Sdpa, build: Build) -> tuple[str, ...]:
     """A sentence where, on CUDA, packed documents will cost SDPA a T x T mask: see `kernels.packed_way`."""
     if build.device.kind != "cuda" or not (build.task.packs and build.recipe.data.packing):
         return ()
-    dropout, precision = arguments.attention_dropout(build.model), build.recipe.precision
+    dropout, precision = attention_dropout(getattr(build.model, "config", None)), build.recipe.precision
     reasons = []
     if not build.device.has_flash:
         reasons = [f"the {build.device.name} has no variable-length kernel; write data.packing=false or attention=flex"]
@@ -74,7 +75,7 @@ def _dense_note(technique: Sdpa, build: Build) -> tuple[str, ...]:
         if technique.kernel not in ("auto", "flash"):
             reasons.append("the variable-length kernel is the flash one; write attention.kernel=auto")
         if dropout is not None:
-            reasons.append(f"{NO_DROPOUT}{dropout}=0")
+            reasons.append(f"the variable-length kernel has no dropout; write model_overrides.{dropout}=0")
     costly = "attention: packed documents are kept apart by a mask of seq_len x seq_len"
     return (f"{costly}: {'; '.join(reasons)}",) if reasons else ()
 
@@ -83,7 +84,8 @@ def flex(technique: Flex, build: Build) -> Build:
     """Our FlexAttention function."""
     if arguments.attention_style(build.model) == "own" or arguments.has_sinks(build.model):
         raise _refused("flex", build.model)
-    if build.recipe.mode == "train" and (dropout := arguments.attention_dropout(build.model)) is not None:
+    dropout = attention_dropout(getattr(build.model, "config", None))
+    if build.recipe.mode == "train" and dropout is not None:
         raise Refused(f"attention: flex has no dropout; write model_overrides.{dropout}=0 or attention=sdpa")
     return _ours(FLEX, build)
 

@@ -32,8 +32,6 @@ READS_FOUR_DIMENSIONS = re.compile(r"\bcreate_(?:causal|bidirectional)_mask\(")
 COUNTS_THE_MASK = re.compile(r"cumsum\(attention_mask|attention_mask(?:\.\w+\(\))*\.cumsum")
 TOKEN_MIXER = re.compile(r"Mamba|SSM|DeltaNet|Recurrent|Rwkv|Lightning|LinearAttention")
 RELATIVE = re.compile(r"relative_attention_bias|rotary")
-ATTENTION_DROPOUT = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
-"""Names in configurations of the probability of dropout inside attention."""
 RESTART = "write data.packing=false"
 
 
@@ -59,12 +57,6 @@ def attention_style(model: nn.Module) -> Style:
 def has_sinks(model: nn.Module) -> bool:
     """Whether attention has learned sinks, which only eager attention serves."""
     return any(isinstance(getattr(m, "sinks", None), Tensor) for m in model.modules())
-
-
-def attention_dropout(model: nn.Module) -> str | None:
-    """The field of the model's configuration that sets dropout inside attention, where it is more than 0."""
-    config = getattr(model, "config", None)
-    return next((name for name in ATTENTION_DROPOUT if getattr(config, name, None)), None)
 
 
 def needs_eager(model: nn.Module) -> str | None:
