@@ -79,6 +79,15 @@ OPS: dict[str, Callable[[], Called]] = {
        for sides in ((64, 64, 64), (576, 64, 500), (1100, 1030, 200), (33, 2500, 300))},
     "mm of columns": lambda: (aten.mm.default, columns(96, 576), torch.zeros(576, 80)),
     "addmm": lambda: (aten.addmm.default, torch.zeros(80), torch.zeros(96, 64), columns(64, 80)),
+    "bmm": lambda: (aten.bmm.default, torch.zeros(6, 96, 64), columns(6, 64, 80)),
+    "grouped_mm": lambda: (
+        aten._grouped_mm.default, torch.zeros(96, 64, dtype=BF16), torch.zeros(4, 64, 80, dtype=BF16),
+        torch.arange(24, 97, 24, dtype=torch.int32),
+    ),
+    "grouped_mm over groups": lambda: (
+        aten._grouped_mm.default, columns(64, 96).to(BF16), torch.zeros(96, 80, dtype=BF16),
+        torch.arange(24, 97, 24, dtype=torch.int32),
+    ),
     "convolution of 16": lambda: patches(64, 16),
     "convolution of 8": lambda: patches(64, 8),
     "convolution backward of 8": lambda: patches_backward(64, 8),

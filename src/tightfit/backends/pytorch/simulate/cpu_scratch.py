@@ -122,8 +122,27 @@ def _product(args: Arguments, result: Any) -> int:
     """Scratch of `mm`, `addmm`, `bmm` and `baddbmm`, in the formats that oneDNN computes in on this processor; the rest
     is MKL's, whose buffers are its own."""
     left, right = [a for a in args if isinstance(a, Tensor)][-2:]
-    largest = max(left.numel(), right.numel(), result.numel())
-    if not _by_onednn(left.dtype) or largest > MOST_VALUES or result.numel() * left.shape[-1] > MOST_WORK:
+    return _of_factors(left, right, result.numel())
+
+
+def _grouped_product(args: Arguments, result: Any) -> int:
+    """Scratch of the product of one of several groups, as if all were alike (GroupedMMUtils.h)."""
+    left, right, ends = args[:3]
+    if ends is None:
+        return 0
+    groups = ends.shape[0]
+    inner = left.dim() == right.dim()  # whether the dimension that is summed over is what groups share
+
+    def one(tensor: Tensor, dim: int) -> Tensor:
+        return tensor[0] if tensor.dim() == 3 else tensor.narrow(dim, 0, -(-tensor.shape[dim] // groups))
+
+    return _of_factors(one(left, int(inner)), one(right, int(not inner)), result.numel() // groups)
+
+
+def _of_factors(left: Tensor, right: Tensor, values: int) -> int:
+    """Scratch of a product. values: in its result."""
+    largest = max(left.numel(), right.numel(), values)
+    if not _by_onednn(left.dtype) or largest > MOST_VALUES or values * left.shape[-1] > MOST_WORK:
         return 0
     func = torch.ops.aten.mm.default if left.dim() == 2 else torch.ops.aten.bmm.default
     return _run_on_zeros(func, (_Form.of(left), _Form.of(right)), torch.get_num_threads())
@@ -217,6 +236,7 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("_softmax", "_log_softmax"), _in_one_piece),
     **dict.fromkeys(("dequantize_nf4", "dequantize_int8"), _dequantized),
     "mean": _mean,
+    "_grouped_mm": _grouped_product,
     "_safe_softmax": _safe_softmax,
 }
 """By the op's name, whatever its overload."""
