@@ -3,14 +3,19 @@ form, where both are exact."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.planning.toy import Toy
 from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
 from tightfit.planning.search.evaluate import InProcess
-from tightfit.planning.search.forecast import Affine, CostModel
+from tightfit.planning.search.forecast import Affine, CostModel, Forecasts
+from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
+from tightfit.techniques.checkpointing import MemoryBudget
+from tightfit.techniques.compile import NoCompile, PerBlock
 
 BATCH = 32
 DEVICE = Device(kind="cuda", name="toy", memory_bytes=1 << 40, capability=(8, 0))
@@ -63,3 +68,19 @@ def test_what_checkpointing_does_in_one_precision_it_does_in_another():
 def test_a_line_never_falls_below_zero():
     assert Affine.through(2, 10.0, 4, 8.0) == Affine(base=10.0, slope=0.0)
     assert Affine.through(2, 1.0, 4, 9.0) == Affine(base=0.0, slope=4.0)
+
+
+def test_a_value_is_forecast_by_what_needs_it():
+    """memory-budget comes with a compiler alone, and tells all the same what the compiler gains."""
+    toy = Toy.drawn(22)
+    space = Space(Recipe.from_dict({"batch_size": BATCH}), DEVICE)
+    plain = space.with_value(space.defaults, "compile", NoCompile())
+    compiled = space.with_value(plain, "compile", PerBlock())
+    tuned = space.with_value(compiled, "checkpointing", MemoryBudget())
+    whole = costs(toy, 2, 8)
+    fast = {micro: replace(found, estimate=replace(found.estimate, time=replace(
+        found.estimate.time, step_seconds=found.seconds / 3))) for micro, found in whole.items()}
+    by_rule = Forecasts(space, {plain: whole})
+    known = Forecasts(space, {plain: whole, tuned: fast})
+    assert known.of(compiled).best.step_seconds(8, BATCH) == pytest.approx(whole[8].seconds / 3, rel=0.05)
+    assert by_rule.of(compiled).best.step_seconds(8, BATCH) > 1.5 * whole[8].seconds / 3

@@ -245,8 +245,7 @@ def _try_simpler(exploration: Exploration) -> None:
     space, usable = exploration.space, exploration.usable_bytes(exploration.found[best].fit_rank.is_safe)
     batch = space.samples_per_device
     for other in space.undone(best[0]):
-        known = other in exploration.refused or any(choice == other for choice, _ in exploration.found)
-        if known or not space.allows(other):
+        if (other, best[1]) in exploration.found or other in exploration.refused or not space.allows(other):
             continue
         forecast = exploration.forecasts.of(other).best
         speed = exploration.speed_of(forecast.step_seconds(best[1], batch), space.recipe_for(other, best[1]))

@@ -8,10 +8,12 @@ declared (`Technique.bytes_per_parameter`), from the nearest combination that wa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from tightfit.devices import Device
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.space import Combination, Space
 from tightfit.techniques import Technique
@@ -132,16 +134,18 @@ class Forecasts:
         self.cost_models: dict[Combination, CostModel] = {}
         for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.non_defaults(c))):
             self.cost_models[choice] = CostModel.of(points[choice], self.batch, self._like(choice, points))
-        self._pairs: dict[tuple[str, Any, Any], list[tuple[Combination, Effect]]] = {}
+        self._pairs: dict[tuple[str, Any, Any], list[tuple[Combination, Combination, Effect]]] = {}
+        self._mixed: dict[tuple[str, Any, Any], list[tuple[Combination, Combination, Effect]]] = {}
         self._forecasts: dict[Combination, Forecast] = {}
         self._effects: dict[Combination, dict[FieldValue, Effect | None]] = {}
         for one, mine in self.cost_models.items():
             for other, its in self.cost_models.items():
                 fields = space.differing(one, other)
-                if len(fields) == 1:
-                    at = space.fields.index(fields[0])
+                for field in fields:
+                    at = space.fields.index(field)
                     effect = mine.effect(its, max(points[other]), self.batch)
-                    self._pairs.setdefault((fields[0], one[at], other[at]), []).append((one, effect))
+                    known = self._pairs if len(fields) == 1 else self._mixed
+                    known.setdefault((field, one[at], other[at]), []).append((one, other, effect))
 
     def of(self, choice: Combination) -> Forecast:
         """The forecast of a combination; something must have been evaluated."""
@@ -170,10 +174,10 @@ class Forecasts:
                 likely, best = likely.then(known), best.then(known)
             else:
                 unknown.append((field, new))
-                kept = new.kept_share / old.kept_share
-                time = (1 + new.slowdown(device)) / (1 + old.slowdown(device))
+                kept, time = new.kept_share / old.kept_share, _ratio(old, new, device)
+                least, mixed = time - HEURISTIC_SLACK * abs(time - 1), self._from_mixed(field, old, new, relative)
                 likely = likely.then(Effect(kept, time))
-                best = best.then(Effect(kept * (1 - HEURISTIC_SLACK), time - HEURISTIC_SLACK * abs(time - 1)))
+                best = best.then(Effect(kept * (1 - HEURISTIC_SLACK), min(least, mixed)))
         model = self.cost_models[relative]
         fewest, resident = model.changed(best, held), space.without_offload(choice)
         if resident != choice:  # what is kept elsewhere costs no time where all of its copies are hidden
@@ -193,10 +197,31 @@ class Forecasts:
     def _pair(self, field: str, old: Any, new: Any, near: Combination) -> Effect | None:
         pairs = self._pairs.get((field, old, new), ())
         nearest = min(pairs, key=lambda pair: len(self.space.differing(near, pair[0])), default=None)
-        return None if nearest is None else nearest[1]
+        return None if nearest is None else nearest[-1]
+
+    def _from_mixed(self, field: str, old: Any, new: Any, near: Combination) -> float:
+        """The factor of time of one field's change, at its best, by an evaluated pair that differs in others as well,
+        such as in one that needs the new value: what is left of the pair's without the others' rules of thumb. Infinity
+        where there is none."""
+        space = self.space
+
+        def others(one: Combination, other: Combination) -> float:
+            ratios = [_ratio(a, b, space.device) for name, a, b in zip(space.fields, one, other, strict=True)
+                      if name != field and a != b]
+            return math.prod(ratio + HEURISTIC_SLACK * abs(ratio - 1) for ratio in ratios)
+
+        pairs = self._mixed.get((field, old, new), ())
+        nearest = min(pairs, key=lambda pair: (len(space.differing(*pair[:2])), len(space.differing(near, pair[0]))),
+                      default=None)
+        return math.inf if nearest is None else nearest[-1].time / others(*nearest[:2])
 
     def _like(self, choice: Combination, points: Mapping[Combination, Mapping[int, Evaluated]]) -> CostModel | None:
         """The fit of the nearest combination that was evaluated at two micro-batches."""
         whole = [c for c in self.cost_models if len(points[c]) > 1 and c != choice]
         nearest = min(whole, key=lambda other: len(self.space.differing(choice, other)), default=None)
         return None if nearest is None else self.cost_models[nearest]
+
+
+def _ratio(old: Technique, new: Technique, device: Device) -> float:
+    """The rule of thumb for how many times as long a step takes with another value of one field."""
+    return (1 + new.slowdown(device)) / (1 + old.slowdown(device))
