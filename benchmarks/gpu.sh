@@ -22,16 +22,17 @@ python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 longest=${LIMIT:-480}  # seconds
 
-# Seconds at most, and what is run: half an hour up to the ladders. {minutes} is what is left of the seconds.
+# Seconds at most, and what is run: the first four take nine minutes, half an hour goes up to the ladders. {minutes} is
+# what is left of the seconds.
 parts() {
   cat << 'END'
 90 context_bytes
 120 calibration
-150 gpu_tests
-300 plan_vs_gpu --plain --minutes {minutes}
-400 beyond_gpu --minutes {minutes}
 200 plan_vs_gpu --plain --minutes {minutes}
-240 beyond_gpu --minutes {minutes}
+130 gpu_tests
+320 beyond_gpu --minutes {minutes}
+300 plan_vs_gpu --plain --minutes {minutes}
+320 beyond_gpu --minutes {minutes}
 200 plan_vs_gpu --minutes {minutes}
 240 record_ladders bert-large --minutes {minutes}
 200 record_ladders transformer-156m-jax --minutes {minutes}
