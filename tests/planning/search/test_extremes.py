@@ -34,7 +34,7 @@ def costing(needed, host_missing=lambda recipe: 0):
         held = memory(peak_reserved=round((needed(recipe) - 2) * GIB),  # 1 of context, 1 of margin
                       host_missing=host_missing(recipe) * GIB)
         object.__setattr__(cost, "memory", held)
-        return [Evaluated(recipe=recipe, estimate=cost, passes=0, elsewhere=0, held=0, gradients=0, parameters=0,
+        return [Evaluated(recipe=recipe, estimate=cost, passes=0, outside=0, held=0, gradients=0, parameters=0,
                           events=0)]
 
     return evaluate, asked

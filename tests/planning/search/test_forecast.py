@@ -33,7 +33,7 @@ def test_two_points_tell_the_others(seed, kind):
     toy = Toy.drawn(seed)
     fit = CostModel.of(costs(toy, 2, 8, checkpointing=kind), BATCH, None)
     for micro, found in costs(toy, 1, 4, 16, checkpointing=kind).items():
-        assert fit.peak(micro, BATCH) == pytest.approx(max(found.passes, found.elsewhere), rel=0.01)
+        assert fit.peak(micro, BATCH) == pytest.approx(max(found.passes, found.outside), rel=0.01)
         assert fit.step_seconds(micro, BATCH) == pytest.approx(found.seconds, rel=0.01)
 
 
@@ -41,7 +41,7 @@ def test_the_only_micro_batch_of_a_step_finds_no_gradients():
     toy = Toy.drawn(12)
     fit = CostModel.of(costs(toy, 2, 8), BATCH, None)
     alone = costs(toy, BATCH)[BATCH]
-    assert fit.peak(BATCH, BATCH) <= max(alone.passes, alone.elsewhere) < fit.passes(BATCH)
+    assert fit.peak(BATCH, BATCH) <= max(alone.passes, alone.outside) < fit.passes(BATCH)
 
 
 def test_one_point_is_completed_by_a_relative():
@@ -49,7 +49,7 @@ def test_one_point_is_completed_by_a_relative():
     like = CostModel.of(costs(toy, 2, 8), BATCH, None)
     fit = CostModel.of(costs(toy, 8, checkpointing="selective"), BATCH, like)
     for micro, found in costs(toy, 4, 16, checkpointing="selective").items():
-        assert fit.peak(micro, BATCH) == pytest.approx(max(found.passes, found.elsewhere), rel=0.05)
+        assert fit.peak(micro, BATCH) == pytest.approx(max(found.passes, found.outside), rel=0.05)
         assert fit.step_seconds(micro, BATCH) == pytest.approx(found.seconds, rel=0.03)
 
 

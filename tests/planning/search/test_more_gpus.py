@@ -79,7 +79,7 @@ def test_gpus_that_hold_all_are_counted_only_where_nothing_fits_without_the_host
     states = Recipe.from_dict({**PINNED, "offload": {"name": "host", "weights": 0, "gradients": 0}})
     whole = estimate() if fits_whole else estimate(fit_rank=FitRank.NONE)
     offloading, resident = (
-        Evaluated(recipe=recipe, estimate=cost, passes=16 << 30, elsewhere=0, held=0, gradients=0, parameters=2 * 10**9,
+        Evaluated(recipe=recipe, estimate=cost, passes=16 << 30, outside=0, held=0, gradients=0, parameters=2 * 10**9,
                   events=0)
         for recipe, cost in ((states, estimate()), (Recipe.from_dict(PINNED), whole)))  # fmt: skip
     exploration = SimpleNamespace(device=CARD, found={0: offloading, 1: resident},

@@ -35,7 +35,7 @@ def evaluated(added=None, **memory):
     cost = moving.estimate
     time = cost.time if added is None else replace(cost.time, copies=replace(cost.time.copies, added=added))
     return Evaluated(recipe=moving.recipe, estimate=replace(cost, memory=replace(cost.memory, **memory), time=time),
-                     passes=1, elsewhere=1, held=1, gradients=1, parameters=1, events=1)
+                     passes=1, outside=1, held=1, gradients=1, parameters=1, events=1)
 
 
 def test_weights_stay_first_then_gradients_then_states():

@@ -22,8 +22,8 @@ SHORTEST = 128
 
 
 def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
-    """The least change of one field with which something fits, by a trace of the thriftiest recipe of the rest, and
-    that as a sentence.
+    """The least change of one field with which something fits, by a trace of the recipe of least memory, and that as a
+    sentence.
 
     None where no single change helps, or where the limit on traces was reached before one did; the sentence then says
     so, and which changes would help together.
@@ -68,7 +68,7 @@ def _changes(exploration: Exploration, least: Evaluated, usable: int) -> Iterato
 
 
 def _with(exploration: Exploration, least: Evaluated, saving: Saving) -> Change | None:
-    """The change, if the thriftiest recipe fits with it; of the micro-batch the largest that does."""
+    """The change, if the recipe of least memory fits with it; of the micro-batch the largest that does."""
     space, device, micro = exploration.space, exploration.device, _micro(least)
     text, changes = saving.text, {saving.field: saving.value}
     if saving.field == MICRO:

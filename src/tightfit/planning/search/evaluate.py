@@ -26,7 +26,7 @@ HELD = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
 class Evaluated:
     """A resolved recipe and what it costs, from a trace of its own.
 
-    passes, elsewhere: the most bytes allocated in forward and backward passes, and outside of them.
+    passes, outside: the most bytes allocated in forward and backward passes, and outside of them.
     held: bytes of weights, gradients and optimizer states as the optimizer begins. gradients: of these.
     parameters: numbers in the whole model's weights.
     events: ops and allocations in the trace.
@@ -35,7 +35,7 @@ class Evaluated:
     recipe: Recipe
     estimate: Estimate
     passes: int
-    elsewhere: int
+    outside: int
     held: int
     gradients: int
     parameters: int
@@ -170,7 +170,7 @@ def evaluated(trace: Trace, recipe: Recipe, estimate: Estimate, parameters: int)
     held = trace.by_category(updates[0].start if updates else trace.peak()[0])
     return Evaluated(
         recipe=recipe, estimate=estimate, passes=int(np.max(live, where=inside, initial=0)) + extra,
-        elsewhere=int(np.max(live, where=~inside, initial=0)) + extra,
+        outside=int(np.max(live, where=~inside, initial=0)) + extra,
         held=sum(held[category] for category in HELD), gradients=held[Category.GRADIENTS],
         parameters=parameters,
         events=len(trace.ops) + len(trace.allocations),

@@ -80,7 +80,7 @@ class Exploration:
     @property
     def allocator_overhead(self) -> float:
         """The least that the allocator was seen to reserve at a peak, over what was asked of it there."""
-        return max(min(f.estimate.memory.peak_reserved / max(f.passes, f.elsewhere, 1) for f in self.found.values()),
+        return max(min(f.estimate.memory.peak_reserved / max(f.passes, f.outside, 1) for f in self.found.values()),
                    1.0)
 
     def speed(self, pair: Pair) -> float:

@@ -26,7 +26,7 @@ FIRST_TRIES = 4
 """Combinations that are tried until one can be built."""
 NO_GAIN = 0.03
 """Share of a step's time for which no larger micro-batch is tried."""
-FAR = 1.5
+OUT_OF_REACH = 1.5
 """Multiple of a device's memory that no combination is traced for at length: no forecast errs as much."""
 LONGER = 50_000
 """Ops and allocations by which a trace may outgrow the first ones, as those of packed documents on a processor do."""
@@ -288,7 +288,7 @@ def _smallest_memory_first(exploration: Exploration) -> None:
             return
         forecasts = {pair: exploration.forecasts.of(pair[0]) for pair in pairs}
         least_bytes = min(forecasts[c, m].best.peak(m, batch) for c, m in pairs)
-        out_of_reach = least_bytes > FAR * exploration.usable_bytes(False)
+        out_of_reach = least_bytes > OUT_OF_REACH * exploration.usable_bytes(False)
         if out_of_reach:  # nothing fits by far, which the cheapest trace shows
             pairs = [pair for pair in pairs if exploration.space.trace_cost(pair[0]) == 1] or pairs
         least = min(pairs, key=lambda pair: forecasts[pair].likely.peak(pair[1], batch))

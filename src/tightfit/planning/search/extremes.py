@@ -58,9 +58,9 @@ def models_like(pattern: str) -> list[str]:
 def find_largest(
     asked: str, recipes: Mapping[int, Recipe], device: Device, evaluator: Evaluator, progress: Progress | None = None
 ) -> tuple[Recipe, Largest]:
-    """The recipe with the largest value that fits with the margin free, by traces of the thriftiest recipe of each, and
-    that as a sentence; with the smallest value where not even that does. Blocks wait in host memory where that is open
-    and has room for them. Raises TightfitError where none of them can be traced."""
+    """The recipe with the largest value that fits with the margin free, by a trace of each one's recipe of least
+    memory, and that as a sentence; with the smallest value where not even that does. Blocks wait in
+    host memory where that is open and has room for them. Raises TightfitError where none of them can be traced."""
     field, found, failures = asked.partition("=")[0], dict[int, Evaluated](), list[TightfitError]()
     traces = 0
 
@@ -73,10 +73,10 @@ def find_largest(
         if progress is not None:
             progress(traces, None, f"whether {field}={getattr(recipes[value], field)} would do")
         try:
-            outcome = evaluated(Space(recipes[value], device).thriftiest)
+            outcome = evaluated(Space(recipes[value], device).least_memory_recipe)
             if (isinstance(outcome, Evaluated) and outcome.estimate.memory.host_missing
                     and recipes[value].offload == "auto"):
-                outcome = evaluated(Space(recipes[value].override(offload="none"), device).thriftiest)
+                outcome = evaluated(Space(recipes[value].override(offload="none"), device).least_memory_recipe)
         except Refused as error:
             outcome = error
         if isinstance(outcome, TightfitError):

@@ -58,12 +58,12 @@ class Effect(NamedTuple):
 class CostModel:
     """Bytes of the peaks, affine in the micro-batch, and seconds of a step, affine in the number of micro-batches.
 
-    passes, elsewhere: as of `Evaluated`. held: bytes of weights, gradients and states. gradients: of these; the passes
+    passes, outside: as of `Evaluated`. held: bytes of weights, gradients and states. gradients: of these; the passes
     of a step's only micro-batch hold none yet.
     """
 
     passes: Affine
-    elsewhere: Affine
+    outside: Affine
     seconds: Affine
     held: float
     gradients: float
@@ -71,7 +71,7 @@ class CostModel:
     def peak(self, micro: int, batch: int) -> float:
         """Bytes allocated at the peak."""
         alone = self.gradients if micro >= batch else 0.0
-        return max(self.passes(micro) - alone, self.elsewhere(micro), 0.0)
+        return max(self.passes(micro) - alone, self.outside(micro), 0.0)
 
     def step_seconds(self, micro: int, batch: int) -> float:
         """Seconds of a step; a smaller last micro-batch counts for its share."""
@@ -81,7 +81,7 @@ class CostModel:
         """The same with other values of some fields, and so many bytes more held."""
         return replace(
             self, passes=Affine(max(self.passes.base + held, 0.0), self.passes.slope * effect.kept),
-            elsewhere=Affine(max(self.elsewhere.base + held, 0.0), self.elsewhere.slope),
+            outside=Affine(max(self.outside.base + held, 0.0), self.outside.slope),
             seconds=Affine(self.seconds.base * effect.time, self.seconds.slope * effect.time),
             held=max(self.held + held, 0.0),
         )  # fmt: skip
@@ -102,7 +102,7 @@ class CostModel:
         if low != high:
             return cls(
                 passes=Affine.through(low, first, high, two.passes_when_accumulating),
-                elsewhere=Affine.through(low, one.elsewhere, high, two.elsewhere),
+                outside=Affine.through(low, one.outside, high, two.outside),
                 seconds=Affine.through(batch / high, two.seconds, batch / low, one.seconds),
                 held=one.held, gradients=one.gradients,
             )  # fmt: skip
@@ -112,7 +112,7 @@ class CostModel:
             growing *= min(like.passes.slope * low / max(like.passes(low) - like.held, 1.0), 1.0)
             each = like.seconds.slope * one.seconds / max(like.step_seconds(low, batch), 1e-12)
         return cls(
-            passes=Affine(first - growing, growing / low), elsewhere=Affine(one.elsewhere, 0.0),
+            passes=Affine(first - growing, growing / low), outside=Affine(one.outside, 0.0),
             seconds=Affine(max(one.seconds - each * batch / low, 0.0), each), held=one.held, gradients=one.gradients,
         )  # fmt: skip
 

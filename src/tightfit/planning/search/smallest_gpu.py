@@ -41,7 +41,7 @@ def smallest_gpu(
 def _smallest(
     exploration: Exploration, catalogue: Sequence[Device], margin: Margin, choices: Sequence[Combination]
 ) -> tuple[Device | None, str]:
-    """The smallest GPU for the thriftiest of some combinations, and that as a sentence."""
+    """The smallest GPU for the one of some combinations that needs least memory, and that as a sentence."""
     space, device = exploration.space, exploration.device
     cheap = [choice for choice in choices if space.trace_cost(choice) == 1]
     if cheap or not any(choice in choices for choice, _ in exploration.found):

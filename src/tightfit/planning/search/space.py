@@ -200,7 +200,7 @@ class Space:
                                            self.non_defaults(c)))
 
     @property
-    def thriftiest(self) -> Recipe:
+    def least_memory_recipe(self) -> Recipe:
         """The recipe that is likeliest to need least memory with numerics as mild as they can be, one that is quick to
         trace where there is one."""
         level = min(map(self.level, self.combinations))
