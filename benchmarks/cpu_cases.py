@@ -119,7 +119,7 @@ FP8: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bart", {"precision": {"name": "fp8", "scaling": "rowwise"}, "seq_len": 32}),
 )
 """Cases of products in fp8: either kind of linear layer and of scaling, and weights in both formats. Rows are short:
-the processor's fp8 products are oneDNN's reference ones, a thousand times as slow as others."""
+for fp8 products on processors oneDNN has a reference kernel alone, which is slow."""
 
 ADAPTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"trainable": "lora", "base": "nf4", "precision": "bf16", "checkpointing": "every-block",

@@ -23,6 +23,12 @@ class Attention(Technique):
     generates: ClassVar[bool] = True
     """Whether transformers generates with it."""
 
+    @property
+    def packs_unmasked(self) -> bool:
+        """Whether PyTorch's variable-length kernel keeps packed documents apart with no mask, in half precision on
+        CUDA and without dropout."""
+        return False
+
 
 def _refuse_half_kernel(recipe: Recipe, device: Device, kernel: str, instead: str) -> list[str]:
     """Reasons why flash attention's kernels or cuDNN's cannot serve on a CUDA device. instead: what to write to do
@@ -63,6 +69,10 @@ class Sdpa(Attention):
     kernel: SdpaKernel = "auto"
     """The kernel to allow: auto lets the framework choose; flash and cudnn need half precision; math is the unfused
     one."""
+
+    @property
+    def packs_unmasked(self) -> bool:
+        return self.kernel in ("auto", "flash")
 
     def slowdown(self, device: Device) -> float:
         return -0.1 if self.kernel == "cudnn" else 0.0

@@ -20,13 +20,16 @@ PINNED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("dropout", "packing"), [(0.1, True), (0.0, True), (0.1, False)])
-def test_a_plan_says_what_the_mask_costs(dropout, packing):
-    recipe = Recipe.from_dict({**PINNED, "model_overrides": {**PINNED["model_overrides"], "attn_pdrop": dropout},
+@pytest.mark.parametrize(("dropout", "packing", "attention"), [
+    (0.1, True, "sdpa"), (0.0, True, "sdpa"), (0.1, False, "sdpa"), (0.1, True, "eager"),
+])  # fmt: skip
+def test_a_plan_says_what_the_mask_costs(dropout, packing, attention):
+    overrides = {**PINNED["model_overrides"], "attn_pdrop": dropout}
+    recipe = Recipe.from_dict({**PINNED, "attention": attention, "model_overrides": overrides,
                                "data": {"source": "notes.txt", "packing": packing}})  # fmt: skip
     plan = search(recipe, find_device("rtx-3090"), standard_tools(load_backend("pytorch")))
     found = [note for note in plan.notes if "in place of" in note]
-    assert len(found) == (dropout > 0 and packing)
+    assert len(found) == (dropout > 0 and packing and attention == "sdpa")
     if found:
         faster, slower = (float(text.replace(",", "")) for text in
                           re.search(r"([\d,]+) tokens/s in place of ([\d,]+)", found[0]).groups())

@@ -125,6 +125,15 @@ class Forecast(NamedTuple):
     unknown: tuple[FieldValue, ...] = ()
 
 
+class EvaluatedPair(NamedTuple):
+    """Two combinations that were evaluated, in how many fields they differ, and the effect of going to the second."""
+
+    one: Combination
+    other: Combination
+    fields: int
+    effect: Effect
+
+
 class Forecasts:
     """Forecasts of every combination of a space, from `points`: what was evaluated, by combination and micro-batch."""
 
@@ -134,18 +143,15 @@ class Forecasts:
         self.cost_models: dict[Combination, CostModel] = {}
         for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.non_defaults(c))):
             self.cost_models[choice] = CostModel.of(points[choice], self.batch, self._like(choice, points))
-        self._pairs: dict[tuple[str, Any, Any], list[tuple[Combination, Combination, Effect]]] = {}
-        self._mixed: dict[tuple[str, Any, Any], list[tuple[Combination, Combination, Effect]]] = {}
+        self._pairs: dict[tuple[str, Any, Any], list[EvaluatedPair]] = {}
         self._forecasts: dict[Combination, Forecast] = {}
         self._effects: dict[Combination, dict[FieldValue, Effect | None]] = {}
         for one, mine in self.cost_models.items():
             for other, its in self.cost_models.items():
                 fields = space.differing(one, other)
-                for field in fields:
-                    at = space.fields.index(field)
-                    effect = mine.effect(its, max(points[other]), self.batch)
-                    known = self._pairs if len(fields) == 1 else self._mixed
-                    known.setdefault((field, one[at], other[at]), []).append((one, other, effect))
+                pair = EvaluatedPair(one, other, len(fields), mine.effect(its, max(points[other]), self.batch))
+                for at in map(space.fields.index, fields):
+                    self._pairs.setdefault((space.fields[at], one[at], other[at]), []).append(pair)
 
     def of(self, choice: Combination) -> Forecast:
         """The forecast of a combination; something must have been evaluated."""
@@ -174,10 +180,10 @@ class Forecasts:
                 likely, best = likely.then(known), best.then(known)
             else:
                 unknown.append((field, new))
-                kept, time = new.kept_share / old.kept_share, _ratio(old, new, device)
-                least, mixed = time - HEURISTIC_SLACK * abs(time - 1), self._from_mixed(field, old, new, relative)
+                kept, time = new.kept_share / old.kept_share, _rule_of_thumb(old, new, device)
+                least = min(time - HEURISTIC_SLACK * abs(time - 1), self._least_time(field, old, new, relative))
                 likely = likely.then(Effect(kept, time))
-                best = best.then(Effect(kept * (1 - HEURISTIC_SLACK), min(least, mixed)))
+                best = best.then(Effect(kept * (1 - HEURISTIC_SLACK), least))
         model = self.cost_models[relative]
         fewest, resident = model.changed(best, held), space.without_offload(choice)
         if resident != choice:  # what is kept elsewhere costs no time where all of its copies are hidden
@@ -195,25 +201,21 @@ class Forecasts:
         return next((one.then(other) for one, other in ways if one is not None and other is not None), None)
 
     def _pair(self, field: str, old: Any, new: Any, near: Combination) -> Effect | None:
+        pairs = (pair for pair in self._pairs.get((field, old, new), ()) if pair.fields == 1)
+        nearest = min(pairs, key=lambda pair: len(self.space.differing(near, pair.one)), default=None)
+        return None if nearest is None else nearest.effect
+
+    def _least_time(self, field: str, old: Any, new: Any, near: Combination) -> float:
+        """The smallest factor of a step's time that one field's change may have, by the evaluated pair that differs in
+        fewest other fields, such as one that needs the new value: its factor, over the others' rules of thumb. Infinity
+        where no pair has the change."""
         pairs = self._pairs.get((field, old, new), ())
-        nearest = min(pairs, key=lambda pair: len(self.space.differing(near, pair[0])), default=None)
-        return None if nearest is None else nearest[-1]
-
-    def _from_mixed(self, field: str, old: Any, new: Any, near: Combination) -> float:
-        """The factor of time of one field's change, at its best, by an evaluated pair that differs in others as well,
-        such as in one that needs the new value: what is left of the pair's without the others' rules of thumb. Infinity
-        where there is none."""
-        space = self.space
-
-        def others(one: Combination, other: Combination) -> float:
-            ratios = [_ratio(a, b, space.device) for name, a, b in zip(space.fields, one, other, strict=True)
-                      if name != field and a != b]
-            return math.prod(ratio + HEURISTIC_SLACK * abs(ratio - 1) for ratio in ratios)
-
-        pairs = self._mixed.get((field, old, new), ())
-        nearest = min(pairs, key=lambda pair: (len(space.differing(*pair[:2])), len(space.differing(near, pair[0]))),
-                      default=None)
-        return math.inf if nearest is None else nearest[-1].time / others(*nearest[:2])
+        nearest = min(pairs, key=lambda p: (p.fields, len(self.space.differing(near, p.one))), default=None)
+        if nearest is None:
+            return math.inf
+        others = [_rule_of_thumb(a, b, self.space.device)
+                  for name, a, b in zip(self.space.fields, nearest.one, nearest.other, strict=True) if name != field]
+        return nearest.effect.time / math.prod(factor + HEURISTIC_SLACK * abs(factor - 1) for factor in others)
 
     def _like(self, choice: Combination, points: Mapping[Combination, Mapping[int, Evaluated]]) -> CostModel | None:
         """The fit of the nearest combination that was evaluated at two micro-batches."""
@@ -222,6 +224,6 @@ class Forecasts:
         return None if nearest is None else self.cost_models[nearest]
 
 
-def _ratio(old: Technique, new: Technique, device: Device) -> float:
-    """The rule of thumb for how many times as long a step takes with another value of one field."""
+def _rule_of_thumb(old: Technique, new: Technique, device: Device) -> float:
+    """The factor by which a step's time changes with another value of one field, as techniques declare it."""
     return (1 + new.slowdown(device)) / (1 + old.slowdown(device))

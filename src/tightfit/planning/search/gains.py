@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tightfit.errors import ModelError
@@ -45,19 +46,22 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
 
 
 def gain_without_dropout(exploration: Exploration, found: Evaluated) -> str:
-    """The gain of dropping nothing inside attention where that makes packed documents need a mask, as a sentence; empty
+    """The gain of training without dropout in attention, for which packed documents need a mask, as a sentence; empty
     where there is none."""
     recipe = found.recipe
-    masked = exploration.device.has_flash and recipe.is_half and recipe.data.packing and TASKS[recipe.task].packs
-    if recipe.mode != "train" or not masked:
+    attention, packs = recipe.attention, recipe.data.packing and TASKS[recipe.task].packs
+    unmasked = attention != "auto" and attention.packs_unmasked and exploration.device.has_flash and recipe.is_half
+    if recipe.mode != "train" or not packs or not unmasked:
         return ""
     try:
         field = attention_dropout(read_config(recipe))
     except ModelError:  # a model of the caller's own
         return ""
-    saved = field and _saved(exploration, found, f"model_overrides.{field}=0",
-                             model_overrides={**recipe.model_overrides, field: 0.0})
-    if not field or not saved or saved.seconds <= 0:
+    if field is None:
+        return ""
+    changes = {"model_overrides": {**recipe.model_overrides, field: 0.0}}
+    saved = _saved(exploration, found, f"model_overrides.{field}=0", changes)
+    if saved is None or saved.seconds <= 0:
         return ""
     time = found.estimate.time
     without = time.throughput / (1 - saved.seconds / found.seconds)
@@ -70,7 +74,7 @@ def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignme
     """The chosen recipe's awkward dimensions, with the gain from padding."""
 
     def gain(padded: Recipe) -> float | None:
-        saved = _saved(exploration, best, "with padded dimensions", pad_vocab_to=padded.pad_vocab_to)
+        saved = _saved(exploration, best, "with padded dimensions", {"pad_vocab_to": padded.pad_vocab_to})
         return saved and saved.seconds / best.seconds
 
     try:
@@ -81,18 +85,20 @@ def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignme
 
 
 class _Saved(NamedTuple):
+    """Step time and peak memory that a change of the recipe saves."""
+
     seconds: float
     used_bytes: int
 
 
-def _saved(exploration: Exploration, found: Evaluated, text: str, **changes: Any) -> _Saved | None:
-    """The saving of changes to a recipe, in a step; None where no trace tells. text: the changes, for progress.
+def _saved(exploration: Exploration, found: Evaluated, text: str, changes: Mapping[str, Any]) -> _Saved | None:
+    """Step time and peak memory that changing some fields of a recipe saves, predicted; None where that cannot be.
 
-    Of a compiled recipe the traces, with and without them, compile nothing: matrix products and attention, which they
-    are about, are the same kernels there.
+    text: what progress calls the changed recipe. A compiled recipe is compared uncompiled, which traces sooner: matrix
+    products and attention, which the changes are about, are the same kernels there.
     """
-    plain = found.recipe.override(compile="off")
-    for base in [plain] if plain == found.recipe else [plain, found.recipe]:
+    uncompiled = found.recipe.override(compile="off")
+    for base in [uncompiled] if uncompiled == found.recipe else [uncompiled, found.recipe]:
         with contextlib.suppress(TraceBudgetExceeded):
             before = exploration.evaluate_one(base, field_text("compile", base.compile))
             after = before and exploration.evaluate_one(base.override(**changes), text)

@@ -53,7 +53,7 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
                       "write attention=eager")
     if style == "own":
         raise _refused(f"sdpa with the {technique.kernel} kernel", build.model)
-    dropout = attention_dropout(getattr(build.model, "config", None))
+    dropout = _dropout(build)
     if technique.kernel == "flash" and build.device.kind == "cpu" and dropout is not None:
         raise Refused(f"attention.kernel: the CPU's flash kernel has no dropout; write model_overrides.{dropout}=0 or "
                       "attention.kernel=auto")
@@ -61,18 +61,23 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
     return replace(ours, settings=(*ours.settings, partial(sdpa_kernel, [KERNELS[technique.kernel]])))
 
 
+def _dropout(build: Build) -> str | None:
+    """The configuration's field that sets dropout inside attention, where the model has one and it is more than 0."""
+    return attention_dropout(getattr(build.model, "config", None))
+
+
 def _dense_note(technique: Sdpa, build: Build) -> tuple[str, ...]:
     """A sentence where, on CUDA, packed documents will cost SDPA a T x T mask: see `kernels.packed_way`."""
     if build.device.kind != "cuda" or not (build.task.packs and build.recipe.data.packing):
         return ()
-    dropout, precision = attention_dropout(getattr(build.model, "config", None)), build.recipe.precision
+    dropout, precision = _dropout(build), build.recipe.precision
     reasons = []
     if not build.device.has_flash:
         reasons = [f"the {build.device.name} has no variable-length kernel; write data.packing=false or attention=flex"]
     else:
         if precision != "auto" and not precision.is_half and not any(p.dtype in HALF for p in build.model.parameters()):
             reasons.append("fp32 has no variable-length kernel; write precision=bf16 or attention=flex")
-        if technique.kernel not in ("auto", "flash"):
+        if not technique.packs_unmasked:
             reasons.append("the variable-length kernel is the flash one; write attention.kernel=auto")
         if dropout is not None:
             reasons.append(f"the variable-length kernel has no dropout; write model_overrides.{dropout}=0")
@@ -84,8 +89,7 @@ def flex(technique: Flex, build: Build) -> Build:
     """Our FlexAttention function."""
     if arguments.attention_style(build.model) == "own" or arguments.has_sinks(build.model):
         raise _refused("flex", build.model)
-    dropout = attention_dropout(getattr(build.model, "config", None))
-    if build.recipe.mode == "train" and dropout is not None:
+    if build.recipe.mode == "train" and (dropout := _dropout(build)) is not None:
         raise Refused(f"attention: flex has no dropout; write model_overrides.{dropout}=0 or attention=sdpa")
     return _ours(FLEX, build)
 
