@@ -14,7 +14,7 @@ from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.forecast import Affine, CostModel, Forecasts
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
-from tightfit.techniques.checkpointing import MemoryBudget
+from tightfit.techniques.checkpointing import EveryBlock, MemoryBudget, Selective
 from tightfit.techniques.compile import NoCompile, PerBlock
 
 BATCH = 32
@@ -57,11 +57,11 @@ def test_what_checkpointing_does_in_one_precision_it_does_in_another():
     toy = Toy.drawn(22)
     fits = {(kind, precision): CostModel.of(costs(toy, 2, 8, checkpointing=kind, precision=precision), BATCH, None)
             for kind in ("none", "every-block") for precision in ("bf16", "fp32")}
-    effect = fits["none", "bf16"].effect(fits["every-block", "bf16"], 8, BATCH)
+    effect = fits["none", "bf16"].effect(fits["every-block", "bf16"], 8, BATCH, 0.0)
     carried, truth = fits["none", "fp32"].changed(effect), fits["every-block", "fp32"]
     assert carried.peak(8, BATCH) == pytest.approx(truth.peak(8, BATCH), rel=0.15)
     assert carried.step_seconds(8, BATCH) == pytest.approx(truth.step_seconds(8, BATCH), rel=0.15)
-    assert effect.then(fits["every-block", "bf16"].effect(fits["none", "bf16"], 8, BATCH)).kept == (
+    assert effect.then(fits["every-block", "bf16"].effect(fits["none", "bf16"], 8, BATCH, 0.0)).kept == (
         pytest.approx(1.0))
 
 
@@ -84,3 +84,18 @@ def test_a_value_is_forecast_by_what_needs_it():
     known = Forecasts(space, {plain: whole, tuned: fast})
     assert known.of(compiled).best.step_seconds(8, BATCH) == pytest.approx(whole[8].seconds / 3, rel=0.05)
     assert by_rule.of(compiled).best.step_seconds(8, BATCH) > 1.5 * whole[8].seconds / 3
+
+
+def test_bytes_that_nothing_declares_are_learned_from_a_pair():
+    """Embeddings in host memory: how much of a model they are is told by the first trace that has them there."""
+    toy = Toy.drawn(22)
+    space = Space(Recipe.from_dict({"batch_size": BATCH}), DEVICE)
+    here, there = (value for value in space.values["offload"] if value.shares.activations)
+    blocks = space.with_value(space.with_value(space.defaults, "checkpointing", EveryBlock()), "offload", here)
+    whole = costs(toy, 2, 8)
+    held = {micro: replace(found, held=found.held + 1000) for micro, found in whole.items()}
+    selective = space.with_value(space.with_value(space.defaults, "checkpointing", Selective()), "offload", here)
+    known = Forecasts(space, {blocks: held, selective: held, space.with_value(selective, "offload", there): whole})
+
+    before, after = known.of(blocks).likely, known.of(space.with_value(blocks, "offload", there)).likely
+    assert before.passes.base - after.passes.base == pytest.approx(1000)

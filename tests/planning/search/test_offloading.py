@@ -22,7 +22,7 @@ from tightfit.planning.search.host_memory import experts_stay, worth_filling
 from tightfit.planning.search.search import search
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
-from tightfit.trace import Allocation, Place
+from tightfit.trace import Allocation, Category, Place
 
 HOST = {"name": "host", "activations": 1}
 FIELDS = {"model": "gpt2", "batch_size": 64, "data": {"source": "dummy"}}
@@ -215,3 +215,24 @@ def test_a_streamed_plan_takes_the_mildest_numerics_that_fit(gib, picked):
 
     assert (plan.chosen and (plan.chosen.recipe.precision.name, plan.chosen.recipe.optimizer.name,
                              plan.chosen.changes_numerics)) == picked
+
+
+class Embedded(Streamed):
+    """A step that holds 8 GiB of embeddings on the device, unless those wait in host memory as well."""
+
+    def predict(self, recipe, device):
+        trace = super().predict(recipe, device)
+        place = Place.HOST if recipe.offloaded.embeddings else Place.DEVICE
+        kept = Allocation(born=0, died=None, bytes=8 * GIB, category=Category.WEIGHTS, place=place)
+        return replace(trace, allocations=[*trace.allocations, kept])
+
+
+@pytest.mark.parametrize(("gib", "wait"), [(11, True), (40, False)])
+def test_embeddings_wait_where_that_makes_room_for_much_larger_micro_batches(gib, wait):
+    model = Embedded(parameters=8e9, sample=2 * GIB, speeds=SPEEDS, recomputing=1.3)
+    recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain", "precision": "bf16",
+                               "optimizer": "adamw"})
+    plan = search(recipe, replace(CARD, memory_bytes=gib * GIB), model.tools())
+
+    assert plan.chosen.recipe.offloaded.embeddings is wait
+    assert wait is any(asked.offloaded.embeddings for asked in model.calls)

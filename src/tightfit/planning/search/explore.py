@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from tightfit.errors import Refused
-from tightfit.planning.costs import FitRank
 from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.choose import admits_harsher, choose
@@ -20,30 +18,15 @@ from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair,
 from tightfit.planning.search.forecast import FieldValue
 from tightfit.planning.search.host_memory import evaluate_shares
 from tightfit.planning.search.more_gpus import evaluate_communication
+from tightfit.planning.search.probes import dominated, probes_of
 from tightfit.planning.search.space import LAST_RESORT, QUICK, Combination, Level
 
 FIRST_TRIES = 4
 """Combinations that are tried until one can be built."""
-NO_GAIN = 0.03
-"""Share of a step's time for which no larger micro-batch is tried."""
 OUT_OF_REACH = 1.5
 """Multiple of a device's memory that no combination is traced for at length: no forecast errs as much."""
 LONGER = 50_000
 """Ops and allocations by which a trace may outgrow the first ones, as those of packed documents on a processor do."""
-
-
-class Probe(NamedTuple):
-    """A combination that is worth evaluating.
-
-    micro: where to evaluate it. speed: the most samples a second that it can reach. fits: whether it is expected to fit
-    there. unknown: values of which only rules of thumb are known.
-    """
-
-    choice: Combination
-    micro: int
-    speed: float
-    fits: bool
-    unknown: tuple[FieldValue, ...]
 
 
 def explore(exploration: Exploration) -> None:
@@ -61,7 +44,8 @@ def explore(exploration: Exploration) -> None:
         if exploration.space.recipe.mode == "inference":  # which has few, and all are shown
             exploration.evaluate([(choice, micro) for choice in exploration.considered for micro in exploration.sizes])
     except TraceBudgetExceeded:
-        if left := len(_probes(exploration, exploration.considered, choose(exploration, with_margin=True) is not None)):
+        with_margin = choose(exploration, with_margin=True) is not None
+        if left := len(probes_of(exploration, exploration.considered, with_margin)):
             exploration.notes.append(f"combinations that might be better and were not traced: {left:,}; the limit of "
                                      f"{exploration.budget.limit} traces was reached")
     if choose(exploration) is None:
@@ -149,7 +133,7 @@ def _search(exploration: Exploration, choices: Sequence[Combination], with_margi
         fits = any(found.fit_rank <= worst for (choice, _), found in exploration.found.items() if choice in own)
         if first and fits:
             return True
-        probes = sorted(_probes(exploration, choices, with_margin),
+        probes = sorted(probes_of(exploration, choices, with_margin),
                         key=lambda p: (p.fits, p.speed, -space.non_defaults(p.choice)), reverse=True)
         wanted: list[Pair] = []
         taught: set[FieldValue] = set()
@@ -160,81 +144,6 @@ def _search(exploration: Exploration, choices: Sequence[Combination], with_margi
         if not wanted:
             return fits
         exploration.evaluate(wanted[: exploration.evaluator.side_by_side])
-
-
-def _probes(exploration: Exploration, choices: Sequence[Combination], with_margin: bool) -> list[Probe]:
-    """Combinations that may still be chosen: milder than the best one and nearly as fast, else faster than the fastest
-    as mild by more than the clock's error."""
-    level, best = exploration.space.level, choose(exploration, with_margin)
-    if best is not None and exploration.has_room(best):
-        choices = [choice for choice in choices if not exploration.space.streams(choice)]
-    milder = harsher = 0.0
-    if best is not None:
-        milder = exploration.speed(best) / (1 + CLOCK_ERROR)
-        alike = [pair for pair, found in exploration.found.items()
-                 if found.fit_rank <= worst_rank(with_margin) and level(pair[0]) == level(best[0])]
-        harsher = (1 + CLOCK_ERROR) * max(map(exploration.speed, alike))
-    return [probe for choice in choices if (probe := _probe(exploration, choice, with_margin)) is not None
-            and probe.speed > (milder if best is not None and level(choice) < level(best[0]) else harsher)]
-
-
-def _probe(exploration: Exploration, choice: Combination, with_margin: bool) -> Probe | None:
-    """The micro-batch at which to evaluate a combination next; None where it fits nowhere or is dominated."""
-    if choice in exploration.refused or _dominated(exploration, choice) or _lacks_host_memory(exploration, choice):
-        return None
-    if any(_probe(exploration, other, with_margin) or exploration.fits(other, with_margin)
-           for other in exploration.space.preferred(choice)):
-        return None
-    worst = FitRank.SAFE if with_margin else FitRank.TIGHT  # above what fits after retries nothing is faster
-    known = {micro: found.fit_rank <= worst for (other, micro), found in exploration.found.items() if other == choice}
-    above = max((micro for micro, fits in known.items() if fits), default=0)
-    below = min((micro for micro, fits in known.items() if not fits and micro > above), default=1 << 62)
-    forecast, batch = exploration.forecasts.of(choice), exploration.space.samples_per_device
-    open_sizes = [micro for micro in exploration.sizes  # a step's only micro-batch finds no gradients
-                  if above < micro and micro not in known and (micro < below or micro == batch)]
-    usable = exploration.usable_bytes(with_margin) / exploration.allocator_overhead
-    fitting = [micro for micro in open_sizes if forecast.best.peak(micro, batch) <= usable]
-    if not fitting:
-        return None
-    largest = exploration.space.recipe_for(choice, fitting[-1])
-    speed = exploration.speed_of(forecast.best.step_seconds(fitting[-1], batch), largest)
-    likely = [micro for micro in fitting if forecast.likely.peak(micro, batch) <= usable] or fitting[:1]
-    micro = likely[-1]
-    together = largest.accumulation != "auto" and largest.accumulation.by_block  # the fewer the better, and as copied
-    if forecast.likely.seconds.slope and not together:  # else nothing is known of other micro-batches' times
-        enough = forecast.likely.step_seconds(micro, batch) * (1 + NO_GAIN)
-        micro = next(micro for micro in likely if forecast.likely.step_seconds(micro, batch) <= enough)
-    fits = forecast.likely.peak(micro, batch) <= usable
-    return Probe(choice, micro, speed, fits, forecast.unknown)
-
-
-def _lacks_host_memory(exploration: Exploration, choice: Combination) -> bool:
-    """Whether the host's memory is too small for a combination at any micro-batch: by what is declared of weights,
-    gradients and states, for it and the device together, or as one was traced that keeps no more of them there."""
-    space, device = exploration.space, exploration.device
-    offloaded = space.offloaded_bytes_per_parameter(choice)
-    if not offloaded or not device.host_bytes:
-        return False
-    held = (space.bytes_per_parameter(choice) + offloaded) * exploration.forecasts.parameters
-    lacking = (other for (other, _), found in exploration.found.items() if found.estimate.memory.host_too_small)
-    return held > device.memory_bytes + device.host_bytes or any(
-        space.offloaded_bytes_per_parameter(other) <= offloaded for other in lacking)
-
-
-def _dominated(exploration: Exploration, choice: Combination) -> bool:
-    """Whether it holds a value that cannot be built, or one that another, which can stand in its place, is declared to
-    beat in memory and time."""
-    space, broken = exploration.space, exploration.unbuildable
-    for field, value in zip(space.fields, choice, strict=True):
-        if (field, value) in broken:
-            return True
-        better = space.dominating(field, value)
-        if better is None or (field, better) in broken:
-            continue
-        other = space.with_value(choice, field, better)
-        if space.allows(other) and other not in exploration.refused:
-            return True
-    return False
 
 
 def _try_simpler(exploration: Exploration) -> None:
@@ -261,7 +170,7 @@ def _least_host_memory(exploration: Exploration) -> None:
     if not any(found.estimate.memory.host_missing for found in exploration.found.values()):
         return
     offloading = [choice for choice in space.combinations if space.offloaded_bytes_per_parameter(choice)
-                  and space.trace_cost(choice) <= QUICK and not _dominated(exploration, choice)]
+                  and space.trace_cost(choice) <= QUICK and not dominated(exploration, choice)]
     if not offloading:
         return
     least = min(offloading, key=lambda c: (space.bytes_per_parameter(space.without_offload(c)),
@@ -283,7 +192,7 @@ def _smallest_memory_first(exploration: Exploration) -> None:
     exploration.considered = exploration.space.combinations
     for _ in range(3):
         pairs = [(choice, micro) for choice in exploration.considered for micro in ends
-                 if choice not in exploration.refused and not _dominated(exploration, choice)]
+                 if choice not in exploration.refused and not dominated(exploration, choice)]
         if not pairs:
             return
         forecasts = {pair: exploration.forecasts.of(pair[0]) for pair in pairs}

@@ -44,14 +44,16 @@ class Affine(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """Factors by which another value of one field changes what a sample keeps, and the time of a step."""
+    """Factors by which another value of one field changes what a sample keeps, and the time of a step; and bytes of
+    weights, gradients and states that it holds more where it is declared to hold as many."""
 
     kept: float = 1.0
     time: float = 1.0
+    held: float = 0.0
 
     def then(self, other: Effect) -> Effect:
         """This change and then another."""
-        return Effect(self.kept * other.kept, self.time * other.time)
+        return Effect(self.kept * other.kept, self.time * other.time, self.held + other.held)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +79,9 @@ class CostModel:
         """Seconds of a step; a smaller last micro-batch counts for its share."""
         return self.seconds(batch / micro)
 
-    def changed(self, effect: Effect, held: float = 0.0) -> CostModel:
-        """The same with other values of some fields, and so many bytes more held."""
+    def changed(self, effect: Effect, declared: float = 0.0) -> CostModel:
+        """The same with other values of some fields, declared to hold so many bytes more."""
+        held = declared + effect.held
         return replace(
             self, passes=Affine(max(self.passes.base + held, 0.0), self.passes.slope * effect.kept),
             outside=Affine(max(self.outside.base + held, 0.0), self.outside.slope),
@@ -86,11 +89,12 @@ class CostModel:
             held=max(self.held + held, 0.0),
         )  # fmt: skip
 
-    def effect(self, other: CostModel, micro: int, batch: int) -> Effect:
-        """The change from this combination to another that differs in one field."""
+    def effect(self, other: CostModel, micro: int, batch: int, declared: float) -> Effect:
+        """The change from this combination to another, declared to hold so many bytes more."""
         seconds, kept = self.step_seconds(micro, batch), self.passes.slope
         return Effect(other.passes.slope / kept if kept else 1.0,
-                      other.step_seconds(micro, batch) / seconds if seconds else 1.0)
+                      other.step_seconds(micro, batch) / seconds if seconds else 1.0,
+                      0.0 if declared else other.held - self.held)
 
     @classmethod
     def of(cls, points: Mapping[int, Evaluated], batch: int, like: CostModel | None) -> CostModel:
@@ -149,7 +153,8 @@ class Forecasts:
         for one, mine in self.cost_models.items():
             for other, its in self.cost_models.items():
                 fields = space.differing(one, other)
-                pair = EvaluatedPair(one, other, len(fields), mine.effect(its, max(points[other]), self.batch))
+                effect = mine.effect(its, max(points[other]), self.batch, self._declared(other) - self._declared(one))
+                pair = EvaluatedPair(one, other, len(fields), effect)
                 for at in map(space.fields.index, fields):
                     self._pairs.setdefault((space.fields[at], one[at], other[at]), []).append(pair)
 
@@ -166,7 +171,7 @@ class Forecasts:
     def _from(self, relative: Combination, choice: Combination) -> Forecast:
         """Forecast from one evaluated combination; the rules of thumb that it takes widen its best case."""
         space, device = self.space, self.space.device
-        held = self.parameters * (space.bytes_per_parameter(choice) - space.bytes_per_parameter(relative))
+        model, more = self.cost_models[relative], self._declared(choice) - self._declared(relative)
         likely = best = Effect()
         unknown: list[FieldValue] = []
         effects = self._effects.setdefault(relative, {})
@@ -183,12 +188,16 @@ class Forecasts:
                 kept, time = new.kept_share / old.kept_share, _rule_of_thumb(old, new, device)
                 least = min(time - HEURISTIC_SLACK * abs(time - 1), self._least_time(field, old, new, relative))
                 likely = likely.then(Effect(kept, time))
-                best = best.then(Effect(kept * (1 - HEURISTIC_SLACK), least))
-        model = self.cost_models[relative]
-        fewest, resident = model.changed(best, held), space.without_offload(choice)
+                freed = model.held - self._declared(relative) if new.preferred == old else 0.0
+                best = best.then(Effect(kept * (1 - HEURISTIC_SLACK), least, -max(freed, 0.0)))
+        fewest, resident = model.changed(best, more), space.without_offload(choice)
         if resident != choice:  # what is kept elsewhere costs no time where all of its copies are hidden
             fewest = replace(fewest, seconds=self.of(resident).best.seconds)
-        return Forecast(model.changed(likely, held), fewest, tuple(unknown))
+        return Forecast(model.changed(likely, more), fewest, tuple(unknown))
+
+    def _declared(self, choice: Combination) -> float:
+        """Bytes of weights, gradients and states, as techniques declare them."""
+        return self.parameters * self.space.bytes_per_parameter(choice)
 
     def _effect(self, field: str, old: Any, new: Any, near: Combination) -> Effect | None:
         """The change of one field, by the evaluated pair nearest to `near` that differs in it alone; by way of a third

@@ -153,8 +153,10 @@ class Space:
                 if getattr(self.recipe, slot) == "auto" and not any(variant.auto_on for variant in variants)]
 
     def non_defaults(self, choice: Combination) -> int:
-        """Number of fields in which a combination differs from the usual one."""
-        return sum(value != first for value, first in zip(choice, self.defaults, strict=True))
+        """Number of fields in which a combination differs from the usual one, and of settings that are never faster
+        than others of theirs."""
+        differing = sum(value != first for value, first in zip(choice, self.defaults, strict=True))
+        return differing + len(self.preferred(choice))
 
     def undone(self, choice: Combination) -> list[Combination]:
         """The combination with each of its non-default values undone."""
