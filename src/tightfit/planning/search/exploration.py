@@ -93,11 +93,6 @@ class Exploration:
             seconds += startup(recipe) / recipe.max_steps
         return self.space.recipe.batch_size / max(seconds, 1e-12)
 
-    def fits(self, choice: Combination, with_margin: bool) -> bool:
-        """Whether a combination was found to fit at any micro-batch."""
-        return any(found.fit_rank <= worst_rank(with_margin)
-                   for (other, _), found in self.found.items() if other == choice)
-
     def has_room(self, pair: Pair) -> bool:
         """Whether what was evaluated recomputes nothing and keeps nothing in the host's memory, so that blocks there
         would gain nothing."""

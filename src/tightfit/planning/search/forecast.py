@@ -28,7 +28,7 @@ FieldValue = tuple[str, Technique]
 
 
 class Affine(NamedTuple):
-    """An affine function."""
+    """base + slope * x."""
 
     base: float
     slope: float

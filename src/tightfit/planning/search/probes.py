@@ -48,7 +48,7 @@ def probes_of(exploration: Exploration, choices: Sequence[Combination], with_mar
 
 def _probe(exploration: Exploration, choice: Combination, with_margin: bool, worst: FitRank) -> Probe | None:
     """The micro-batch at which to evaluate a combination next; None where it fits nowhere or is dominated. worst: the
-    rank above which larger ones are of no use."""
+    worst rank that counts as fitting."""
     if choice in exploration.refused or dominated(exploration, choice) or _lacks_host_memory(exploration, choice):
         return None
     known = {micro: found.fit_rank <= worst for (other, micro), found in exploration.found.items() if other == choice}

@@ -67,7 +67,7 @@ class Space:
             offered = [setting for kind in variants for setting in kind.search_settings(self.recipe, self.device)]
             found[slot] = [first, *(setting for setting in offered if setting != first)]
         if len(found["parallel"]) > 1:
-            found["parallel"] = self._that_may_hold(found["parallel"])
+            found["parallel"] = self._parallel_variants(found["parallel"])
         return found
 
     @property
@@ -75,7 +75,7 @@ class Space:
         """Whether the model has to be divided among devices: one does not hold its weights and gradients in 16 bits."""
         return 4 * self.parameters > self.device.memory_bytes
 
-    def _that_may_hold(self, ways: Sequence[Any]) -> Sequence[Any]:
+    def _parallel_variants(self, ways: Sequence[Any]) -> Sequence[Any]:
         """Ways to share a model among devices, the usual one first: one that divides it where a device does not hold it
         whole as usual, and that alone where none holds it."""
         memory = self.device.memory_bytes
