@@ -5,22 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightfit.planning.costs import FitRank
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, worst_rank
 from tightfit.planning.search.space import LAST_RESORT, Level
 from tightfit.planning.timing.uncertainty import seconds_error
-
-RANKS = ((FitRank.SAFE, FitRank.AFTER_RETRIES), (FitRank.TIGHT,))
-"""Ranks of what is chosen from, the better ones first."""
 
 
 def choose(exploration: Exploration, with_margin: bool = False) -> Pair | None:
     """The choice among what was evaluated: of what leaves the margin free, else, unless `with_margin`, of what fits; of
     the mildest numerics that no harsher ones beat by more than the clock's error. None where nothing fits."""
-    for ranks in RANKS[:1] if with_margin else RANKS:
+    for margin in (True,) if with_margin else (True, False):
         levels: dict[Level, list[Pair]] = {}
         for pair, found in exploration.found.items():
-            if found.fit_rank in ranks:
+            if found.fit_rank <= worst_rank(margin):
                 levels.setdefault(exploration.space.level(pair[0]), []).append(pair)
         eligible = [level for level in sorted(levels) if level[0] < LAST_RESORT] or sorted(levels)
         eligible = eligible if eligible and admits_harsher(exploration, eligible[0]) else eligible[:1]
