@@ -74,19 +74,18 @@ def _probe(exploration: Exploration, choice: Combination, with_margin: bool, wor
 
 
 def _preferred_serves(exploration: Exploration, choice: Combination, usable: float) -> bool:
-    """Whether a setting of one of its techniques that is never slower is likely to fit, at a micro-batch as fast as the
-    largest that is likely to fit without."""
+    """Whether a setting of one of its techniques that is never slower is likely to fit, and there about as fast as at
+    the largest micro-batch at which the combination itself is likely to fit."""
     batch = exploration.space.samples_per_device
 
     def largest(of: Combination) -> int:
         likely = exploration.forecasts.of(of).likely
         return max((micro for micro in exploration.sizes if likely.peak(micro, batch) <= usable), default=0)
 
-    without = largest(choice)
+    own = max(largest(choice), 1)
     for other in exploration.space.preferred(choice):
-        seconds = exploration.forecasts.of(other).likely.step_seconds
-        if (micro := largest(other)) and (
-                micro >= without or seconds(micro, batch) <= (1 + CLOCK_ERROR) * seconds(without, batch)):
+        micro, seconds = largest(other), exploration.forecasts.of(other).likely.step_seconds
+        if micro and seconds(micro, batch) <= (1 + CLOCK_ERROR) * seconds(own, batch):
             return True
     return False
 
