@@ -3,8 +3,8 @@
 A change of one field does to one combination about what it did to another: so many times the bytes that a sample keeps,
 so many times the time. Where no two evaluated combinations say, the rules of thumb that techniques declare stand in
 (`Technique.kept_share`, `Technique.slowdown`). Bytes of weights, gradients and optimizer states are as declared
-(`Technique.bytes_per_parameter`), from the nearest combination that was evaluated; what nothing declares, such as how many
-of them are embeddings', is learned from a pair.
+(`Technique.bytes_per_parameter`), from the nearest combination that was evaluated; what nothing declares, such as how
+many of them are embeddings', is learned from a pair.
 """
 
 from __future__ import annotations
