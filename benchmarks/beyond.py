@@ -85,7 +85,7 @@ def row(card: Card, sequences: int) -> dict[str, Any]:
     found, copies, seconds = card.streamed(sequences)
     memory, speed = found.memory, found.time.tokens_per_second
     return {
-        "gpu": card.device.name, "tokens": sequences * SEQUENCE, "fits": found.fit_rank.word,
+        "gpu": card.device.name, "tokens": sequences * SEQUENCE, "fits": memory.verdict,
         "reserved_gib": round(memory.peak_reserved / GIB, 2),
         "host_gib": round(sum(memory.host_by_category.values()) / GIB, 1),
         "host_by_category_gib": {name: round(held / GIB, 1) for name, held in memory.host_by_category.items() if held},
@@ -135,7 +135,7 @@ def extremes() -> None:
         memory = chosen.estimate.memory
         rows.append({
             "gpu": find_device(gpu).name, "host_memory": host, "asked": fields, "recipe": chosen.recipe.to_dict(),
-            "fits": chosen.estimate.fit_rank.word, "driver_gib": round(memory.needed / GIB, 2),
+            "fits": chosen.estimate.memory.verdict, "driver_gib": round(memory.needed / GIB, 2),
             "allocated_gib": round(memory.peak_allocated / GIB, 2),
             "host_gib": round(sum(memory.host_by_category.values()) / GIB, 1),
             "tokens_per_second": round(chosen.estimate.time.tokens_per_second),

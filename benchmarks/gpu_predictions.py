@@ -75,7 +75,7 @@ def predicted(trace: Trace, case: Case, device: Device, limit: int | None = None
     else:
         found = replay(trace, capacity, settings, limit=limit)
     return {
-        **values, "limit": limit, "fits": found.fits, "retries": found.retries, "missing": found.missing,
+        **values, "limit": limit, "fits": found.fits, "retries": len(found.retries), "missing": found.missing,
         "peak_allocated": found.peak_allocated, "peak_reserved": found.peak_reserved,
         "phases": phase_peaks(trace, found),
     }

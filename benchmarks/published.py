@@ -98,7 +98,7 @@ def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools)
                             "context": memory.context}
     if found.fits:
         ran = not row.get("oom", False)
-        result["fits"] = {"published": ran, "predicted": memory.fit_rank.word, "agree": ran == memory.fit_rank.fits}
+        result["fits"] = {"published": ran, "predicted": memory.verdict, "agree": ran == memory.fit_rank.fits}
     return {**result, "notes": list(found.notes)}
 
 

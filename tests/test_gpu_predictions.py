@@ -40,7 +40,7 @@ def test_a_fill_is_the_share_of_the_limit_that_is_reserved():
 def test_retries_lie_between_what_is_needed_and_what_is_taken():
     limit, found = predictions.limit_for(WASTEFUL, cases.Aim("retries"), 1 << 40, AllocatorSettings())
     assert found.fits == "with-retries"
-    assert found.retries > 0
+    assert found.retries
     assert 320 * MIB <= limit < found.peak_reserved
 
 

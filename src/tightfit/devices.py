@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -153,6 +154,13 @@ def find_device(name: str) -> Device:
         raise RecipeError(f"gpu: {name!r} is the name of {len(found)} GPUs; write one of: {choices}")
     raise RecipeError(f"gpu: {name!r} is not in the catalogue; write --gpu-memory 24GB for a card that is not there; "
                       + nearest(_slug(" ".join(_words(name))), gpu_names()))
+
+
+def listed_device(name: str) -> Device | None:
+    """The catalogue's GPU of that name, as `find_device` knows it; None where there is not exactly one."""
+    with suppress(RecipeError):
+        return find_device(name)
+    return None
 
 
 def says_memory(text: str) -> bool:

@@ -49,7 +49,7 @@ def candidate(cost, *, changes_numerics=(), reasons=(), **fields):
 def fitting():
     """Three candidates: one that is chosen, one that changes numerics, one too large."""
     chosen = candidate(estimate(notes=("mind the gap",), untraced=UNSEEN))
-    eight = candidate(estimate(0.5, tokens=9_000.0, fit_rank=FitRank.AFTER_RETRIES), optimizer="adamw-8bit",
+    eight = candidate(estimate(0.5, tokens=9_000.0, retries=1), optimizer="adamw-8bit",
                       changes_numerics=("optimizer=adamw-8bit",), micro_batch_size=24)
     large = candidate(estimate(2.0, fit_rank=FitRank.NONE, tokens=11_000.0, missing=3 * GIB), micro_batch_size=32)
     misaligned = Misalignment(field="vocab_size", value=50257, multiple=8, padded=50264, gain=0.05,

@@ -168,7 +168,7 @@ def test_where_nothing_fits_what_would_help_comes_first():
 
 def test_what_leaves_its_margin_only_after_releasing_memory_says_so():
     assert fits(estimate()) == "yes"
-    assert fits(estimate(fit_rank=FitRank.AFTER_RETRIES)) == "with retries"
+    assert fits(estimate(retries=1)) == "with retries"
 
 
 def test_one_forward_pass_has_no_time_until_the_first_token():

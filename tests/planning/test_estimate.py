@@ -93,10 +93,10 @@ def test_the_margin_decides_what_is_safe_not_what_fits():
 
 
 @pytest.mark.parametrize(("within_margin", "whole", "rank"), [
-    ("yes", "yes", FitRank.SAFE), ("with-retries", "yes", FitRank.AFTER_RETRIES),
+    ("yes", "yes", FitRank.SAFE), ("with-retries", "yes", FitRank.SAFE),
     ("no", "with-retries", FitRank.TIGHT), ("no", "no", FitRank.NONE),
 ])  # fmt: skip
-def test_retries_within_the_margin_rank_above_a_fit_without_it(within_margin, whole, rank):
+def test_a_fit_after_retries_within_the_margin_is_safe(within_margin, whole, rank):
     device, margin = gpu(64 * MIB), Margin(share=0.0, fixed=MIB)
 
     def replayed(trace, room, settings):
@@ -229,3 +229,17 @@ def test_cached_memory_that_is_given_back_costs_its_segments():
     assert "1 segment again" in said
     assert emptied.time.step_seconds == pytest.approx(kept.time.step_seconds + 1e-3 / 4)
     assert emptied.time.work[Work.HOST] == pytest.approx(1e-3 / 4)
+
+
+def test_what_is_taken_again_after_a_retry_is_in_the_steps_time():
+    """40 MiB that are cached make no room for 50; where the device has but 60 they are released, in each of the three
+    micro-batches that the trace holds once."""
+    grows = [Allocation(born=1, died=2, bytes=40 * MIB), Allocation(born=3, died=4, bytes=50 * MIB),
+             Allocation(born=5, died=6, bytes=40 * MIB), Allocation(born=7, died=8, bytes=55 * MIB)]
+    spans = [Span(name="step 1", start=0, stop=9, step=1), Span(name="forward", start=5, stop=9, step=1, times=3)]
+    trace = Trace(origin="predicted", allocations=grows, spans=spans)
+    tools = replace(TOY.tools(), replay=replay, step_time=lambda *_: StepTime(seconds=0.1))
+    free, tight = (estimate(trace, PLAIN, gpu(total * MIB), tools, NOTHING) for total in (200, 60))
+    assert (free.memory.verdict, tight.memory.verdict) == ("yes", "with-retries")
+    assert (free.memory.taken_again, tight.memory.retries, tight.memory.taken_again) == (0, 2, 1 + 3)
+    assert tight.time.step_seconds == pytest.approx(free.time.step_seconds + 4e-3)

@@ -73,7 +73,7 @@ def test_candidates_are_ranked_and_differ():
     assert speeds == sorted(speeds, reverse=True)
     assert len({json.dumps(c.choices()) for c in plan.candidates}) == len(plan.candidates) > 2
     assert all(set(c.choices()) == set(CHOICES) for c in plan.candidates)
-    assert [c.estimate.fit_rank.word for c in plan.candidates] == ["yes"] * len(fitting) + ["no"] * (
+    assert [c.estimate.memory.verdict for c in plan.candidates] == ["yes"] * len(fitting) + ["no"] * (
         len(plan.candidates) - len(fitting))
 
 
@@ -94,7 +94,7 @@ def test_says_why_and_what_the_next_best_costs():
 def test_where_nothing_fits_the_plan_says_what_would():
     plan = of(HEAVY, 3 * STATES, offload="none")
     assert plan.chosen is None
-    assert {c.estimate.fit_rank.word for c in plan.candidates} == {"no"}
+    assert {c.estimate.memory.verdict for c in plan.candidates} == {"no"}
     misses = [c.estimate.missing for c in plan.candidates]
     assert misses == sorted(misses)
     with pytest.raises(Refused, match="nothing fits on toy"):

@@ -132,7 +132,7 @@ def replay(trace: Trace, capacity: int | None, settings: AllocatorSettings, wast
     reserved = math.ceil(peak * (1 + wasted))
     missing = 0 if capacity is None else max(reserved - capacity, 0)
     return SimpleNamespace(peak_allocated=peak, peak_tick=tick, peak_reserved=reserved, missing=missing,
-                           given_back=0, pieces=0, fits="no" if missing else "yes")
+                           given_back=0, pieces=0, retries=(), fits="no" if missing else "yes")
 
 
 class _Run:

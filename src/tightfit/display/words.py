@@ -65,7 +65,7 @@ def fits(estimate: Estimate) -> str:
     """Whether it fits, in a word or two."""
     memory = estimate.memory
     if memory.fit_rank.fits:
-        return memory.fit_rank.word.replace("-", " ")
+        return memory.verdict.replace("-", " ")
     return f"{size(memory.missing)} short" if memory.missing else f"host: {size(memory.host_missing)} short"
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tightfit.backends import load_backend
 from tightfit.calibration import FOLDER, Calibration, save
-from tightfit.devices import find_device
-from tightfit.errors import RecipeError, Refused
+from tightfit.devices import listed_device
+from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 
 Progress = Callable[[str, float], None]
@@ -77,9 +77,8 @@ def calibration_rows(calibration: Calibration) -> list[tuple[str, str]]:
 def _data_sheet(device: str) -> dict[str, float]:
     """The catalogue's peaks, by the names that a calibration has, the bandwidth, and PCIe's as `link`; empty for a
     device that it lacks."""
-    try:
-        card = find_device(device)
-    except RecipeError:
+    card = listed_device(device)
+    if card is None:
         return {}
     names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "tf32": "tf32"}
     peaks = {name: card.flops.get(short, 0.0) for name, short in names.items()}

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from tightfit.devices import Device, find_device
-from tightfit.errors import RecipeError, ReportError
+from tightfit.devices import Device, listed_device
+from tightfit.errors import ReportError
 from tightfit.ladder.rungs import Launch, launch_refusals
 from tightfit.recipe import Recipe
 
@@ -47,10 +47,8 @@ class Machine(BaseModel, frozen=True):
         if self.kind == "cpu":
             device = Device(kind="cpu", name=self.device, memory_bytes=self.memory_bytes)
             return [*launch_refusals(launch, gpus=0), *recipe.refusals(device)]
-        try:
-            return recipe.refusals(find_device(self.device))
-        except RecipeError:  # not in the catalogue
-            return []
+        card = listed_device(self.device)
+        return [] if card is None else recipe.refusals(card)
 
 
 class Row(BaseModel, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from tightfit.devices import MIB, find_device, says_memory
+from tightfit.devices import MIB, find_device, listed_device, says_memory
 from tightfit.errors import RecipeError
 from tightfit.planning.targets import Target, gpu_target
 from tightfit.recipe import CHOSEN_SLOTS, Recipe
@@ -159,7 +159,5 @@ def card(gpu: str) -> Target:
 
 def card_name(device: str) -> str:
     """The catalogue's name of a device, however that is written; the device's own where the catalogue has none."""
-    try:
-        return find_device(device).name
-    except RecipeError:
-        return device
+    card = listed_device(device)
+    return device if card is None else card.name

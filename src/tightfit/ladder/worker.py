@@ -123,7 +123,7 @@ def predict(job: Job) -> Outcome:
     memory = predict_memory(steps_alone(trace), recipe, target.device, tools, Margin())
     timed = tools.step_time(trace, recipe, target.device)
     return Outcome(values={
-        "fits": memory.fit_rank.word, "step_seconds": timed.seconds, "calibrated": timed.calibrated,
+        "fits": memory.verdict, "step_seconds": timed.seconds, "calibrated": timed.calibrated,
         "peak_allocated": memory.peak_allocated, "peak_reserved": memory.peak_reserved,
         "context": memory.context, "notes": [*notes, *trace.notes], "samples": recipe.batch_size,
     })  # fmt: skip

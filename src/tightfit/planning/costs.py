@@ -15,28 +15,21 @@ from tightfit.trace import UntracedMemory
 
 
 class FitRank(IntEnum):
-    """Ranks of a fit, the best first: with the margin to spare, so after the allocator has freed unused blocks, without
-    the margin, not at all."""
+    """Ranks of a fit, the best first: with the margin to spare, without the margin, not at all."""
 
     SAFE = 0
-    AFTER_RETRIES = 1
-    TIGHT = 2
-    NONE = 3
+    TIGHT = 1
+    NONE = 2
 
     @property
     def is_safe(self) -> bool:
         """Whether the margin is left free."""
-        return self <= FitRank.AFTER_RETRIES
+        return self is FitRank.SAFE
 
     @property
     def fits(self) -> bool:
         """Whether it fits at all."""
         return self < FitRank.NONE
-
-    @property
-    def word(self) -> str:
-        """The rank as a plan writes it."""
-        return ("yes", "with-retries", "tight", "no")[self]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +51,8 @@ class Memory:
     host_by_category: of `host`, what is offloaded, at its own peak; empty where nothing is. The rest is not traced.
     drive: bytes that wait on a drive.
     given_back: cached bytes that `empty_cache_steps` gives back to the device, in so many `pieces`.
+    retries: how often the allocator releases cached memory to make room, with the margin free where that serves.
+    taken_again: segments of these, and pages of expandable ones, in a step.
     """
 
     fit_rank: FitRank
@@ -77,6 +72,13 @@ class Memory:
     drive: int = 0
     given_back: int = 0
     pieces: int = 0
+    retries: int = 0
+    taken_again: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, as a plan writes it."""
+        return "with-retries" if self.fit_rank.is_safe and self.retries else ("yes", "tight", "no")[self.fit_rank]
 
     @property
     def used(self) -> int:

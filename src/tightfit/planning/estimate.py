@@ -75,6 +75,7 @@ def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools, m
         trace = merge_host_into_device(trace)
     room, spare = capacity(trace, device), margin.of(device)
     given_back, pieces = 0, 0
+    retries: Sequence[tuple[int, int]] = ()
     if device.kind == "cpu" or trace.laid_out:  # no caching allocator: reserved is allocated, and nothing is rounded
         tick, allocated = trace.peak()
         reserved = allocated = allocated + untraced(trace, "allocator")
@@ -82,12 +83,13 @@ def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools, m
         rank = FitRank.SAFE if reserved <= room - spare else FitRank.TIGHT if reserved <= room else FitRank.NONE
     else:
         replayed = tools.replay(trace, max(room - spare, 1), settings)
-        rank = {"yes": FitRank.SAFE, "with-retries": FitRank.AFTER_RETRIES, "no": FitRank.TIGHT}[replayed.fits]
+        rank = FitRank.TIGHT if replayed.fits == "no" else FitRank.SAFE
         if rank is FitRank.TIGHT:
             replayed = tools.replay(trace, max(room, 1), settings)
             rank = FitRank.NONE if replayed.fits == "no" else rank
         tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
         given_back, pieces = replayed.given_back, replayed.pieces
+        retries = replayed.retries if rank.fits else ()
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
         missing = 0 if rank.fits else min(replayed.missing, max(reserved - room, 0))
     fullest, kept = trace.peak(place=Place.HOST)
@@ -112,6 +114,9 @@ def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools, m
         drive=trace.peak(place=Place.DRIVE)[1],
         given_back=given_back,
         pieces=pieces,
+        retries=len(retries),
+        taken_again=sum(released * times for (_, released), times in
+                        zip(retries, trace.times_in_step(tick for tick, _ in retries), strict=True)),
         context_uncertainty=sum(figure.uncertainty for figure in trace.untraced if figure.where == "context"),
     )
 
@@ -165,7 +170,7 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin:
     timed = inference_time if recipe.mode == "inference" else training_time
     time, notes = timed(trace, recipe, device, tools)
     memory = predict_memory(trace, recipe, device, tools, margin or Margin())
-    time, emptied = _emptying(time, memory, recipe)
+    time, emptied = _emptying(time.longer(memory.taken_again * TAKEN), memory, recipe)
     return Estimate(memory=memory, time=time, untraced=tuple(trace.untraced),
                     notes=tuple(dict.fromkeys([*trace.notes, *notes, *memory.notes, *emptied])))
 

@@ -64,7 +64,7 @@ class Candidate:
         return {
             "rank": rank,
             "recipe": self.recipe.to_dict(),
-            "fits": self.estimate.fit_rank.word,
+            "fits": self.estimate.memory.verdict,
             "memory": self.estimate.memory.to_json(),
             "time": time.to_json(),
             "calibrated": time.calibrated,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tightfit.calibration import Calibration, load
-from tightfit.devices import Device, device_of_memory, find_device, parse_memory, with_memory
-from tightfit.errors import RecipeError, Refused
+from tightfit.devices import Device, device_of_memory, find_device, listed_device, parse_memory, with_memory
+from tightfit.errors import Refused
 from tightfit.system import host_memory
 
 
@@ -44,7 +44,7 @@ def gpu_target(gpu: str | None, gpu_memory: str | None, own: Callable[[], Device
     if named is None and mine is None:
         raise Refused("gpu: this machine has no CUDA device to plan for; write --gpu with a name, such as rtx-4090, "
                       "l40s or h100-sxm (tightfit gpus lists them), --gpu all, --gpu cpu, or --gpu-memory 24GB")
-    if named is None or (mine is not None and _listed(mine) == named):
+    if named is None or (mine is not None and listed_device(mine.name) == named):
         assert mine is not None
         device, calibration = replace(with_figures(mine) if named is None else named,
                                       host_bytes=host_memory().total), load(mine.name)
@@ -67,16 +67,8 @@ def own_target(own: Device) -> Target:
 
 def with_figures(own: Device) -> Device:
     """The machine's own CUDA device with the figures that the catalogue has of it, or else of a card of its size."""
-    like = _listed(own)
+    like = listed_device(own.name)
     if like is None:
         like = device_of_memory(own.memory_bytes)
         like = replace(like, notes=f"{own.name} is not in the catalogue; {like.notes}")
     return replace(like, name=own.name, memory_bytes=own.memory_bytes, capability=own.capability, units=own.units)
-
-
-def _listed(own: Device) -> Device | None:
-    """The catalogue's device of that name."""
-    try:
-        return find_device(own.name)
-    except RecipeError:
-        return None

@@ -6,7 +6,7 @@ any allocator rounds them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -272,13 +272,16 @@ class Trace:
 
     def step_ops(self) -> Iterable[tuple[Op, int]]:
         """The ops of the last step that the trace holds, each with how often it runs in it."""
+        times = self.times_in_step(op.tick for op in self.ops)
+        return ((op, count) for op, count in zip(self.ops, times, strict=True) if count)
+
+    def times_in_step(self, ticks: Iterable[int]) -> Iterator[int]:
+        """How often the last step that the trace holds runs what is at each tick; 0 of what is outside of it."""
         whole = self.last_step()
-        if whole is None:
-            return
-        repeated = [s for s in self.spans if s.step == whole.step and s.times > 1]
-        for op in self.ops:
-            if whole.start <= op.tick < whole.stop:
-                yield op, next((s.times for s in repeated if s.start <= op.tick < s.stop), 1)
+        repeated = [s for s in self.spans if whole is not None and s.step == whole.step and s.times > 1]
+        for tick in ticks:
+            inside = whole is not None and whole.start <= tick < whole.stop
+            yield next((s.times for s in repeated if s.start <= tick < s.stop), 1) if inside else 0
 
 
 def live_bytes(allocations: Iterable[Allocation]) -> tuple[np.ndarray, np.ndarray]:

@@ -12,8 +12,8 @@ from tightfit.backends import load_backend
 from tightfit.backends.base import Backend
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.splitting import Progress
-from tightfit.devices import Device, find_device
-from tightfit.errors import RecipeError, Refused
+from tightfit.devices import Device, listed_device
+from tightfit.errors import Refused
 from tightfit.model_facts import ModelFacts, model_facts, module_facts
 from tightfit.models import read_config
 from tightfit.planning.defaults import other_than_usual
@@ -83,10 +83,8 @@ class Session:
             return None
         from tightfit.planning.standard_tools import model_flops, model_flops_utilization  # where a peak is known
 
-        recipe = self.recipe
-        try:
-            device = find_device(self.device.name)
-        except RecipeError:  # not in the catalogue
+        recipe, device = self.recipe, listed_device(self.device.name)
+        if device is None:
             return None
         flops = model_flops(lambda wanted: self.backend.model_size(wanted, self.config), recipe)
         a_sample = 1 if get_task(recipe.task).reads == "images" else recipe.seq_len

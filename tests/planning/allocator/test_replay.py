@@ -32,7 +32,7 @@ def test_peaks_and_their_ticks():
     assert result.peak_reserved == 92 * MIB
     assert result.ticks.tolist() == [1, 2, 3, 4, 5, 6]
     assert result.allocated.tolist() == [30 * MIB, 50 * MIB, 50 * MIB + 1024, 30 * MIB + 1024, 1024, 40 * MIB + 1024]
-    assert (result.fits, result.retries, result.failed_tick, result.missing) == ("yes", 0, None, 0)
+    assert (result.fits, result.retries, result.failed_tick, result.missing) == ("yes", (), None, 0)
 
 
 def test_releases_come_before_births_of_the_same_tick():
@@ -98,7 +98,7 @@ GROWING = trace_of((0, 1, 40 * MIB), (2, 3, 50 * MIB))
 ])
 def test_whether_a_capacity_serves(capacity, fits, retries, failed, missing):
     result = replay(GROWING, capacity and capacity * MIB)
-    assert (result.fits, result.retries, result.failed_tick) == (fits, retries, failed)
+    assert (result.fits, len(result.retries), result.failed_tick) == (fits, retries, failed)
     assert result.missing == missing * MIB
     assert result.peak_reserved == 90 * MIB  # whatever the capacity
 

@@ -82,8 +82,8 @@ def test_a_value_is_forecast_by_what_needs_it():
         found.estimate.time, step_seconds=found.seconds / 3))) for micro, found in whole.items()}
     by_rule = Forecasts(space, {plain: whole})
     known = Forecasts(space, {plain: whole, tuned: fast})
-    assert known.of(compiled).best.step_seconds(8, BATCH) == pytest.approx(whole[8].seconds / 3, rel=0.05)
-    assert by_rule.of(compiled).best.step_seconds(8, BATCH) > 1.5 * whole[8].seconds / 3
+    assert known.of(compiled).optimistic.step_seconds(8, BATCH) == pytest.approx(whole[8].seconds / 3, rel=0.05)
+    assert by_rule.of(compiled).optimistic.step_seconds(8, BATCH) > 1.5 * whole[8].seconds / 3
 
 
 def test_bytes_that_nothing_declares_are_learned_from_a_pair():
@@ -97,5 +97,5 @@ def test_bytes_that_nothing_declares_are_learned_from_a_pair():
     selective = space.with_value(space.with_value(space.defaults, "checkpointing", Selective()), "offload", here)
     known = Forecasts(space, {blocks: held, selective: held, space.with_value(selective, "offload", there): whole})
 
-    before, after = known.of(blocks).likely, known.of(space.with_value(blocks, "offload", there)).likely
+    before, after = known.of(blocks).expected, known.of(space.with_value(blocks, "offload", there)).expected
     assert before.passes.base - after.passes.base == pytest.approx(1000)

@@ -83,7 +83,7 @@ def test_gpus_that_hold_all_are_counted_only_where_nothing_fits_without_the_host
                   events=0)
         for recipe, cost in ((states, estimate()), (Recipe.from_dict(PINNED), whole)))  # fmt: skip
     exploration = SimpleNamespace(device=CARD, found={0: offloading, 1: resident},
-                                  usable_bytes=lambda with_margin: CARD.memory_bytes)
+                                  usable_bytes=lambda worst: CARD.memory_bytes)
     said = more_gpus(exploration, offloading)
     assert said == ("" if fits_whole else (
         "Weights, gradients and optimizer states are 33.5 GiB whole, and a GPU has 23.6 GiB: with nothing in the "

@@ -39,7 +39,7 @@ def brute_force(toy, recipe, device):
     whole.evaluate([(choice, micro) for choice in space.combinations for micro in space.sizes])
     best = choose(whole)
     kept = {pair: found for pair, found in whole.found.items() if space.level(pair[0]) == (0, 0)}
-    if not recipe.allow_numerics and any(found.fit_rank < 2 for found in kept.values()):
+    if not recipe.allow_numerics and any(found.fit_rank.is_safe for found in kept.values()):
         whole.found = kept
         best = choose(whole)
     if best is None:
@@ -183,7 +183,7 @@ def test_explaining_traces_nothing():
     assert found.budget.made == made
     best = choose(found)
     assert why(found, best)
-    assert {cost.fit_rank for cost in too_large(found)} == {3}
+    assert {cost.fit_rank for cost in too_large(found)} == {FitRank.NONE}
     assert ranked(found)[0] is found.found[best]
     assert len(toy.calls) == made
 

@@ -30,7 +30,7 @@ class Replay:
 
     The rest is about the capacity:
     fits: whether it serves at once, only where all cached memory is released to make room, or not at all.
-    retries: how often that happens, until something fails.
+    retries: ticks at which that happens, until something fails, each with the segments and pages that are released.
     failed_tick: when it first does not serve; None where it always does.
     missing: by how much it would have to grow in the course of the trace, which releases cached memory first.
     """
@@ -43,7 +43,7 @@ class Replay:
     given_back: int = 0
     pieces: int = 0
     fits: Fits = "yes"
-    retries: int = 0
+    retries: tuple[tuple[int, int], ...] = ()
     failed_tick: int | None = None
     missing: int = 0
 
@@ -86,7 +86,7 @@ def replay(
         ticks=ticks,
         allocated=allocated,
         fits="no" if tight.failed_tick is not None else "with-retries" if tight.retries else "yes",
-        retries=tight.retries,
+        retries=tuple(tight.retries),
         failed_tick=tight.failed_tick,
         missing=tight.missing,
     )
@@ -102,7 +102,7 @@ class _Run:
 
     allocator: CachingAllocator
     allocated: list[int] = field(default_factory=list)
-    retries: int = 0
+    retries: list[tuple[int, int]] = field(default_factory=list)
     failed_tick: int | None = None
     missing: int = 0
     given_back: int = 0
@@ -145,27 +145,30 @@ def _run(allocator: CachingAllocator, events: list[Event], emptied: list[int]) -
     emptied: ticks at which, once what ends there is released, it gives back what it has cached."""
     run, waiting = _Run(allocator), list(emptied)
     blocks: dict[int, Block] = {}
+    retries = released = 0
     for tick, number, size in events:
         while waiting and (waiting[0] < tick or (waiting[0] == tick and size)):
             waiting.pop(0)
             run.empty_cache()
+            released = allocator.released
         if not size:
             allocator.free(blocks.pop(number))
         while size and number not in blocks:
             try:
                 blocks[number] = allocator.malloc(size)
             except OutOfCapacity as lack:
-                if run.failed_tick is None:
-                    run.failed_tick, run.retries = tick, allocator.retries
+                run.failed_tick = tick if run.failed_tick is None else run.failed_tick
                 ends = [end for end in (allocator.capacity, allocator.limit) if end is not None]
                 run.missing += lack.needed - min(ends)
                 if allocator.capacity is not None:
                     allocator.capacity = max(allocator.capacity, lack.needed)
                 if allocator.limit is not None:
                     allocator.limit = max(allocator.limit, lack.needed)
+        if allocator.retries > retries:
+            if run.failed_tick in (None, tick):
+                run.retries.append((tick, allocator.released - released))
+            retries, released = allocator.retries, allocator.released
         run.allocated.append(allocator.allocated)
     for _ in waiting:
         run.empty_cache()
-    if run.failed_tick is None:
-        run.retries = allocator.retries
     return run

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tightfit.errors import Refused
+from tightfit.planning.costs import FitRank
 from tightfit.planning.largest import halvings
 from tightfit.planning.plan import Change
 from tightfit.planning.search.budget import TraceBudgetExceeded
@@ -32,7 +33,7 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     least = min(exploration.found.values(), key=lambda found: found.estimate.memory.demand)
     allocator = exploration.space.base.expandable_segments
     least = replace(least, recipe=least.recipe.model_copy(update={ALLOCATOR: allocator}))
-    usable = exploration.usable_bytes(with_margin=True)
+    usable = exploration.usable_bytes(FitRank.SAFE)
     if recipe.mode == "inference":
         return _smaller_batch(exploration, least)
     memory = least.estimate.memory

@@ -50,7 +50,7 @@ def usual_precision(exploration: Exploration, best: Pair) -> list[Combination]:
     space = exploration.space
     if "precision" not in space.fields or exploration.device.kind == "cpu" or space.level(best[0]) != (0, 0):
         return []
-    at = space.fields.index("precision")
-    usual = space.defaults[at]
-    alike = [choice for choice in space.combinations if choice[at] == usual and space.level(choice) == (0, 0)]
-    return [] if best[0][at] == usual else alike
+    usual = space.value(space.defaults, "precision")
+    alike = [choice for choice in space.combinations
+             if space.value(choice, "precision") == usual and space.level(choice) == (0, 0)]
+    return [] if space.value(best[0], "precision") == usual else alike

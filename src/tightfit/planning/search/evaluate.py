@@ -62,9 +62,10 @@ class Evaluated:
         return self.estimate.fit_rank
 
     @property
-    def fit_key(self) -> tuple[FitRank, int]:
-        """How well it fits: the rank, and of one rank that fits the bytes that the allocator reserves."""
-        return self.fit_rank, self.estimate.memory.peak_reserved if self.fit_rank.fits else 0
+    def fit_key(self) -> tuple[FitRank, float, int]:
+        """How well it fits: the rank, of one rank the time, and of what fits as fast the bytes that the allocator
+        reserves."""
+        return self.fit_rank, self.seconds, self.estimate.memory.peak_reserved if self.fit_rank.fits else 0
 
 
 Progress = Callable[[int, int | None, str], None]
@@ -120,7 +121,7 @@ class InProcess:
                 cost = estimate(trace, resolved, device, self.tools, self.margin)
                 found = evaluated(trace, resolved, cost, parameters_of(trace, resolved, self.tools))
                 best = found if best is None or found.fit_key < best.fit_key else best
-                if best.fit_rank is FitRank.SAFE:
+                if best.estimate.memory.verdict == "yes":
                     break
         except TightfitError as error:
             return error

@@ -6,16 +6,16 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.planning.costs import FitRank, Memory
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Tools
+from tightfit.planning.estimate import TAKEN, Tools
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, startup, worst_rank
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, startup
 from tightfit.planning.search.space import Combination
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.text import more_or_less, percent, size
+from tightfit.text import counted, more_or_less, percent, seconds, size
 
 SHOWN = 5
 """Candidates that fit and are shown, at most; as many that do not where none does."""
@@ -43,13 +43,13 @@ def ranked(exploration: Exploration) -> list[Evaluated]:
 
 def _order(exploration: Exploration, pair: Pair) -> tuple[int, float]:
     found = exploration.found[pair]
-    return max(found.fit_rank, FitRank.AFTER_RETRIES), -found.speed
+    return found.fit_rank, -found.speed
 
 
 def mildest(exploration: Exploration, best: Pair) -> Pair | None:
     """The best of the mildest level of numerics that fits as well as a choice of a harsher one; None where the choice
     is of the mildest."""
-    worst = worst_rank(exploration.found[best].fit_rank.is_safe)
+    worst = exploration.found[best].fit_rank
     fitting = [pair for pair, found in exploration.found.items() if found.fit_rank <= worst]
     level = min(exploration.space.level(choice) for choice, _ in fitting)
     alike = [pair for pair in fitting if exploration.space.level(pair[0]) == level]
@@ -86,12 +86,13 @@ def nearest_in_usual_precision(exploration: Exploration, best: Pair) -> Pair | N
 def why(exploration: Exploration, best: Pair) -> list[str]:
     """Reasons for the choice."""
     found, space = exploration.found[best], exploration.space
-    sentences = [f"{_fastest(exploration, best)}."]
-    if drive := found.estimate.memory.drive:
-        sentences.append(f"{size(drive)} of each process wait on a drive.")
-    if found.fit_rank is FitRank.AFTER_RETRIES:
+    sentences, memory = [f"{_fastest(exploration, best)}."], found.estimate.memory
+    if memory.drive:
+        sentences.append(f"{size(memory.drive)} of each process wait on a drive.")
+    if memory.verdict == "with-retries":
         sentences.append("It fits after the caching allocator has freed unused blocks, without which it would reserve "
-                         f"{size(found.estimate.memory.peak_reserved)}; that costs a little time.")
+                         f"{size(memory.peak_reserved)}; taking {counted(memory.taken_again, 'segment')} again is in "
+                         f"the step's time, with {seconds(memory.taken_again * TAKEN)} (assumed).")
     if found.fit_rank is FitRank.TIGHT:
         sentences.append("It leaves less than the safety margin, and nothing found leaves that much. Expect to be "
                          "close to the device's limit.")
@@ -167,10 +168,10 @@ def trade_off(found: Evaluated, best: Evaluated) -> str:
     memory = found.estimate.memory.peak_reserved - best.estimate.memory.peak_reserved
     faster = faster_by(found.speed, best.speed)
     speed = f"{percent(abs(faster))} {'faster' if faster > 0 else 'slower'}" if faster else "as fast"
-    remarks = ("", "; it fits only after the caching allocator has freed unused blocks",
-               "; it leaves less than the safety margin")
+    remarks = {"with-retries": "; it fits only after the caching allocator has freed unused blocks",
+               "tight": "; it leaves less than the safety margin"}
     return (f"{choices_text(found.recipe, best.recipe)}: {speed}, {more_or_less(memory)} at the peak"
-            f"{remarks[found.fit_rank]}.")
+            f"{remarks.get(found.estimate.memory.verdict, '')}.")
 
 
 def faster_by(speed: float, best: float) -> float:
@@ -196,7 +197,7 @@ def run_too_short(exploration: Exploration, best: Pair) -> str:
     found, space = exploration.found[best], exploration.space
     before, steps = startup(found.recipe), space.recipe.max_steps
     others = [other for pair, other in exploration.found.items()
-              if startup(other.recipe) < before and other.fit_rank <= max(found.fit_rank, FitRank.AFTER_RETRIES)]
+              if startup(other.recipe) < before and other.fit_rank <= found.fit_rank]
     other = max(others, key=lambda o: o.speed, default=None)
     asked = space.recipe.num_train_epochs is None and steps != Recipe.model_fields["max_steps"].default
     if other is None or not asked or steps * (other.seconds - found.seconds) >= before:

@@ -11,8 +11,8 @@ from tightfit.planning.costs import FitRank
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, without_allocator_setting
-from tightfit.planning.search.forecast import FieldValue, Forecasts
-from tightfit.planning.search.space import Combination, Level, Space
+from tightfit.planning.search.forecast import CostModel, FieldValue, Forecasts
+from tightfit.planning.search.space import Combination, Space
 from tightfit.planning.search.wording import choices_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
@@ -67,21 +67,16 @@ class Exploration:
         """The fields that the search decides, for reading."""
         return (MICRO, *self.space.fields)
 
-    @property
-    def levels(self) -> list[Level]:
-        """The levels of numerics of all combinations, the mildest first."""
-        return sorted({self.space.level(choice) for choice in self.space.combinations})
-
-    def usable_bytes(self, with_margin: bool) -> int:
-        """Bytes for the allocator, less the margin that is to stay free."""
+    def usable_bytes(self, worst: FitRank) -> int:
+        """Bytes for the allocator, less the margin where that is to stay free."""
         memory = next(iter(self.found.values())).estimate.memory
-        return memory.capacity - (memory.margin if with_margin else 0)
+        return memory.capacity - (memory.margin if worst.is_safe else 0)
 
-    @property
-    def allocator_overhead(self) -> float:
-        """The least that the allocator was seen to reserve at a peak, over what was asked of it there."""
-        return max(min(f.estimate.memory.peak_reserved / max(f.passes, f.outside, 1) for f in self.found.values()),
-                   1.0)
+    def fitting(self, model: CostModel, sizes: Iterable[int], worst: FitRank) -> list[int]:
+        """The micro-batches of several at which a forecast peak fits, with the least that an allocator reserves beyond
+        it."""
+        most = self.usable_bytes(worst) / self.forecasts.allocator_overhead
+        return [micro for micro in sizes if model.peak(micro, self.space.samples_per_device) <= most]
 
     def speed(self, pair: Pair) -> float:
         """Samples a second of what was evaluated."""
@@ -171,14 +166,9 @@ class Exploration:
         for other in working:
             fields = self.space.differing(choice, other)
             if len(fields) == 1:
-                at = self.space.fields.index(fields[0])
-                if all(c[at] != choice[at] for c in working):
-                    self.unbuildable.add((fields[0], choice[at]))
-
-
-def worst_rank(with_margin: bool) -> FitRank:
-    """The worst rank that counts as fitting."""
-    return FitRank.AFTER_RETRIES if with_margin else FitRank.TIGHT
+                field, value = fields[0], self.space.value(choice, fields[0])
+                if all(self.space.value(c, field) != value for c in working):
+                    self.unbuildable.add((field, value))
 
 
 def startup(recipe: Recipe) -> float:

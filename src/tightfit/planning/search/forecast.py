@@ -98,9 +98,9 @@ class CostModel:
                       0.0 if declared else other.held - self.held)
 
     @classmethod
-    def of(cls, points: Mapping[int, Evaluated], batch: int, like: CostModel | None) -> CostModel:
-        """The growth of what was evaluated, by micro-batch. like: a relative's, whose shares of what grows are taken
-        where there is but one point."""
+    def of(cls, points: Mapping[int, Evaluated], batch: int, similar: CostModel | None) -> CostModel:
+        """The growth of what was evaluated, by micro-batch. similar: another combination's, whose shares of what grows
+        are taken where there is but one point."""
         low, high = min(points), max(points)
         one, two = points[low], points[high]
         first = one.passes_when_accumulating
@@ -113,9 +113,9 @@ class CostModel:
             )  # fmt: skip
         growing = max(first - one.held, 0.0)
         each = 0.0
-        if like is not None:
-            growing *= min(like.passes.slope * low / max(like.passes(low) - like.held, 1.0), 1.0)
-            each = like.seconds.slope * one.seconds / max(like.step_seconds(low, batch), 1e-12)
+        if similar is not None:
+            growing *= min(similar.passes.slope * low / max(similar.passes(low) - similar.held, 1.0), 1.0)
+            each = similar.seconds.slope * one.seconds / max(similar.step_seconds(low, batch), 1e-12)
         return cls(
             passes=Affine(first - growing, growing / low), outside=Affine(one.outside, 0.0),
             seconds=Affine(max(one.seconds - each * batch / low, 0.0), each), held=one.held, gradients=one.gradients,
@@ -123,10 +123,10 @@ class CostModel:
 
 
 class Forecast(NamedTuple):
-    """likely: expected cost. best: the least it can be. unknown: values of which only rules of thumb are known."""
+    """expected: the cost. optimistic: the least it can be. unknown: values of which only rules of thumb are known."""
 
-    likely: CostModel
-    best: CostModel
+    expected: CostModel
+    optimistic: CostModel
     unknown: tuple[FieldValue, ...] = ()
 
 
@@ -144,10 +144,14 @@ class Forecasts:
 
     def __init__(self, space: Space, points: Mapping[Combination, Mapping[int, Evaluated]]) -> None:
         self.space, self.batch = space, space.samples_per_device
-        self.parameters = next((found.parameters for known in points.values() for found in known.values()), 0)
+        evaluated = [found for known in points.values() for found in known.values()]
+        self.parameters = evaluated[0].parameters if evaluated else 0
+        self.allocator_overhead = max(min((found.estimate.memory.peak_reserved / max(found.passes, found.outside, 1)
+                                           for found in evaluated), default=1.0), 1.0)
+        """The least that the allocator was seen to reserve at a peak, over what was asked of it there."""
         self.cost_models: dict[Combination, CostModel] = {}
-        for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.non_defaults(c))):
-            self.cost_models[choice] = CostModel.of(points[choice], self.batch, self._like(choice, points))
+        for choice in sorted(points, key=lambda c: (-min(len(points[c]), 2), space.complexity(c))):
+            self.cost_models[choice] = CostModel.of(points[choice], self.batch, self._similar(choice, points))
         self._pairs: dict[tuple[str, Any, Any], list[EvaluatedPair]] = {}
         self._forecasts: dict[Combination, Forecast] = {}
         self._effects: dict[Combination, dict[FieldValue, Effect | None]] = {}
@@ -156,8 +160,9 @@ class Forecasts:
                 fields = space.differing(one, other)
                 effect = mine.effect(its, max(points[other]), self.batch, self._declared(other) - self._declared(one))
                 pair = EvaluatedPair(one, other, len(fields), effect)
-                for at in map(space.fields.index, fields):
-                    self._pairs.setdefault((space.fields[at], one[at], other[at]), []).append(pair)
+                for field in fields:
+                    key = field, space.value(one, field), space.value(other, field)
+                    self._pairs.setdefault(key, []).append(pair)
 
     def of(self, choice: Combination) -> Forecast:
         """The forecast of a combination; something must have been evaluated."""
@@ -165,36 +170,36 @@ class Forecasts:
             return Forecast(self.cost_models[choice], self.cost_models[choice])
         if choice not in self._forecasts:
             nearest = sorted(self.cost_models, key=lambda other: len(self.space.differing(choice, other)))[:NEAREST]
-            self._forecasts[choice] = min((self._from(relative, choice) for relative in nearest),
+            self._forecasts[choice] = min((self._from(neighbor, choice) for neighbor in nearest),
                                           key=lambda forecast: len(forecast.unknown))
         return self._forecasts[choice]
 
-    def _from(self, relative: Combination, choice: Combination) -> Forecast:
+    def _from(self, neighbor: Combination, choice: Combination) -> Forecast:
         """Forecast from one evaluated combination; the rules of thumb that it takes widen its best case."""
         space, device = self.space, self.space.device
-        model, more = self.cost_models[relative], self._declared(choice) - self._declared(relative)
-        likely = best = Effect()
+        model, more = self.cost_models[neighbor], self._declared(choice) - self._declared(neighbor)
+        expected = optimistic = Effect()
         unknown: list[FieldValue] = []
-        effects = self._effects.setdefault(relative, {})
-        for field, old, new in zip(space.fields, relative, choice, strict=True):
+        effects = self._effects.setdefault(neighbor, {})
+        for field, old, new in zip(space.fields, neighbor, choice, strict=True):
             if old == new:
                 continue
             if (field, new) not in effects:
-                effects[field, new] = self._effect(field, old, new, relative)
+                effects[field, new] = self._effect(field, old, new, neighbor)
             known = effects[field, new]
             if known is not None:
-                likely, best = likely.then(known), best.then(known)
+                expected, optimistic = expected.then(known), optimistic.then(known)
             else:
                 unknown.append((field, new))
                 kept, time = new.kept_share / old.kept_share, _rule_of_thumb(old, new, device)
-                least = min(time - HEURISTIC_SLACK * abs(time - 1), self._least_time(field, old, new, relative))
-                likely = likely.then(Effect(kept, time))
-                freed = model.held - self._declared(relative) if new.preferred == old else 0.0
-                best = best.then(Effect(kept * (1 - HEURISTIC_SLACK), least, -max(freed, 0.0)))
-        fewest, resident = model.changed(best, more), space.without_offload(choice)
+                lowest = min(time - HEURISTIC_SLACK * abs(time - 1), self._lowest_time(field, old, new, neighbor))
+                expected = expected.then(Effect(kept, time))
+                freed = model.held - self._declared(neighbor) if new.preferred == old else 0.0
+                optimistic = optimistic.then(Effect(kept * (1 - HEURISTIC_SLACK), lowest, -max(freed, 0.0)))
+        least, resident = model.changed(optimistic, more), space.without_offload(choice)
         if resident != choice:  # what is kept elsewhere costs no time where all of its copies are hidden
-            fewest = replace(fewest, seconds=self.of(resident).best.seconds)
-        return Forecast(model.changed(likely, more), fewest, tuple(unknown))
+            least = replace(least, seconds=self.of(resident).optimistic.seconds)
+        return Forecast(model.changed(expected, more), least, tuple(unknown))
 
     def _declared(self, choice: Combination) -> float:
         """Bytes of weights, gradients and states, as techniques declare them."""
@@ -215,7 +220,7 @@ class Forecasts:
         nearest = min(pairs, key=lambda pair: len(self.space.differing(near, pair.one)), default=None)
         return None if nearest is None else nearest.effect
 
-    def _least_time(self, field: str, old: Any, new: Any, near: Combination) -> float:
+    def _lowest_time(self, field: str, old: Any, new: Any, near: Combination) -> float:
         """The smallest factor of a step's time that one field's change may have, by the evaluated pair that differs in
         fewest other fields, such as one that needs the new value: its factor, over the others' rules of thumb. Infinity
         where no pair has the change."""
@@ -227,7 +232,7 @@ class Forecasts:
                   for name, a, b in zip(self.space.fields, nearest.one, nearest.other, strict=True) if name != field]
         return nearest.effect.time / math.prod(factor + HEURISTIC_SLACK * abs(factor - 1) for factor in others)
 
-    def _like(self, choice: Combination, points: Mapping[Combination, Mapping[int, Evaluated]]) -> CostModel | None:
+    def _similar(self, choice: Combination, points: Mapping[Combination, Mapping[int, Evaluated]]) -> CostModel | None:
         """The fit of the nearest combination that was evaluated at two micro-batches."""
         whole = [c for c in self.cost_models if len(points[c]) > 1 and c != choice]
         nearest = min(whole, key=lambda other: len(self.space.differing(choice, other)), default=None)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from tightfit.devices import Device
-from tightfit.planning.costs import Time
+from tightfit.planning.costs import FitRank, Time
 from tightfit.planning.drives import drive_bytes
 from tightfit.planning.plan import Scaling
 from tightfit.planning.search.budget import TraceBudgetExceeded
@@ -141,7 +141,7 @@ def _enough(exploration: Exploration, found: Evaluated) -> int | None:
     held, micro = _held(found), found.recipe.micro_batch_size
     assert micro != "auto"
     each = max(found.passes_when_accumulating - found.held, 0) / micro  # micro_batch_size=1 is always possible
-    room = exploration.usable_bytes(with_margin=True) - each - GATHERED * held
+    room = exploration.usable_bytes(FitRank.SAFE) - each - GATHERED * held
     if room <= 0:
         return None
     count = 2 * exploration.device.world if exploration.device.world > 1 else 2

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tightfit.planning.costs import FitRank
-from tightfit.planning.search.choose import choose
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, worst_rank
+from tightfit.planning.search.choose import choose, speed_to_beat
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.forecast import FieldValue
 from tightfit.planning.search.space import Combination
 
@@ -29,26 +29,20 @@ class Probe(NamedTuple):
     unknown: tuple[FieldValue, ...]
 
 
-def probes_of(exploration: Exploration, choices: Sequence[Combination], with_margin: bool) -> list[Probe]:
-    """Combinations that may still be chosen: milder than the best one and nearly as fast, else faster than the fastest
-    as mild by more than the clock's error."""
-    level, best = exploration.space.level, choose(exploration, with_margin)
-    if best is not None and exploration.has_room(best):
-        choices = [choice for choice in choices if not exploration.space.streams(choice)]
-    milder, harsher, worst = 0.0, 0.0, worst_rank(with_margin)
+def probes_of(exploration: Exploration, choices: Sequence[Combination], worst: FitRank) -> list[Probe]:
+    """Combinations that may still be chosen. worst: the worst rank that counts as fitting, until something does."""
+    space, best = exploration.space, choose(exploration, worst)
     if best is not None:
         worst = exploration.found[best].fit_rank
-        milder = exploration.speed(best) / (1 + CLOCK_ERROR)
-        alike = [pair for pair, found in exploration.found.items()
-                 if found.fit_rank <= worst and level(pair[0]) == level(best[0])]
-        harsher = (1 + CLOCK_ERROR) * max(map(exploration.speed, alike))
-    return [probe for choice in choices if (probe := _probe(exploration, choice, with_margin, worst)) is not None
-            and probe.speed > (milder if best is not None and level(choice) < level(best[0]) else harsher)]
+        if exploration.has_room(best):
+            choices = [choice for choice in choices if not space.needs_by_block(choice)]
+    to_beat = speed_to_beat(exploration, best)
+    probes = (_probe(exploration, choice, worst) for choice in choices)
+    return [probe for probe in probes if probe is not None and probe.speed > to_beat(space.level(probe.choice))]
 
 
-def _probe(exploration: Exploration, choice: Combination, with_margin: bool, worst: FitRank) -> Probe | None:
-    """The micro-batch at which to evaluate a combination next; None where it fits nowhere or is dominated. worst: the
-    worst rank that counts as fitting."""
+def _probe(exploration: Exploration, choice: Combination, worst: FitRank) -> Probe | None:
+    """The micro-batch at which to evaluate a combination next; None where it fits nowhere or is dominated."""
     if choice in exploration.refused or dominated(exploration, choice) or _lacks_host_memory(exploration, choice):
         return None
     known = {micro: found.fit_rank <= worst for (other, micro), found in exploration.found.items() if other == choice}
@@ -57,34 +51,31 @@ def _probe(exploration: Exploration, choice: Combination, with_margin: bool, wor
     forecast, batch = exploration.forecasts.of(choice), exploration.space.samples_per_device
     open_sizes = [micro for micro in exploration.sizes  # a step's only micro-batch finds no gradients
                   if above < micro and micro not in known and (micro < below or micro == batch)]
-    usable = exploration.usable_bytes(with_margin) / exploration.allocator_overhead
-    fitting = [micro for micro in open_sizes if forecast.best.peak(micro, batch) <= usable]
-    if not fitting or _preferred_serves(exploration, choice, usable):
+    possible = exploration.fitting(forecast.optimistic, open_sizes, worst)
+    if not possible or _preferred_serves(exploration, choice, worst):
         return None
-    largest = exploration.space.recipe_for(choice, fitting[-1])
+    largest = exploration.space.recipe_for(choice, possible[-1])
     together = largest.accumulation != "auto" and largest.accumulation.by_block  # the fewer the better, and as copied
-    speed = exploration.speed_of(forecast.best.step_seconds(fitting[-1], batch), largest)
-    likely = [micro for micro in fitting if forecast.likely.peak(micro, batch) <= usable] or fitting[:1]
-    micro = likely[-1]
-    if forecast.likely.seconds.slope and not together:  # else nothing is known of other micro-batches' times
-        enough = forecast.likely.step_seconds(micro, batch) * (1 + NO_GAIN)
-        micro = next(micro for micro in likely if forecast.likely.step_seconds(micro, batch) <= enough)
-    fits = forecast.likely.peak(micro, batch) <= usable
-    return Probe(choice, micro, speed, fits, forecast.unknown)
+    speed = exploration.speed_of(forecast.optimistic.step_seconds(possible[-1], batch), largest)
+    expected = exploration.fitting(forecast.expected, possible, worst)
+    sizes = expected or possible[:1]
+    micro, seconds = sizes[-1], forecast.expected.step_seconds
+    if forecast.expected.seconds.slope and not together:  # else nothing is known of other micro-batches' times
+        micro = next(size for size in sizes if seconds(size, batch) <= seconds(micro, batch) * (1 + NO_GAIN))
+    return Probe(choice, micro, speed, micro in expected, forecast.unknown)
 
 
-def _preferred_serves(exploration: Exploration, choice: Combination, usable: float) -> bool:
+def _preferred_serves(exploration: Exploration, choice: Combination, worst: FitRank) -> bool:
     """Whether a setting of one of its techniques that is never slower is likely to fit, and there about as fast as at
     the largest micro-batch at which the combination itself is likely to fit."""
     batch = exploration.space.samples_per_device
 
     def largest(of: Combination) -> int:
-        likely = exploration.forecasts.of(of).likely
-        return max((micro for micro in exploration.sizes if likely.peak(micro, batch) <= usable), default=0)
+        return max(exploration.fitting(exploration.forecasts.of(of).expected, exploration.sizes, worst), default=0)
 
     own = max(largest(choice), 1)
     for other in exploration.space.preferred(choice):
-        micro, seconds = largest(other), exploration.forecasts.of(other).likely.step_seconds
+        micro, seconds = largest(other), exploration.forecasts.of(other).expected.step_seconds
         if micro and seconds(micro, batch) <= (1 + CLOCK_ERROR) * seconds(own, batch):
             return True
     return False

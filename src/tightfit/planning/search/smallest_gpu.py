@@ -26,7 +26,7 @@ def smallest_gpu(
     space, found = exploration.space, exploration.found
     if exploration.device.kind != "cuda" or not catalogue or space.recipe.backend.compiles_whole_steps:
         return None, "", ""
-    mildest = exploration.levels[0]
+    mildest = exploration.space.levels[0]
     gpu, text = _smallest(exploration, catalogue, margin, [c for c in space.combinations if space.level(c) == mildest])
     best, _ = choose(exploration) or min(found, key=lambda pair: found[pair].estimate.memory.demand)
     changed = space.numerics(space.recipe_for(best, 1))

@@ -128,7 +128,7 @@ class Space:
         if not found:
             always = [reason for reason in refused[0] if all(reason in others for others in refused)]
             raise Refused("; ".join(always or refused[0]))
-        return sorted(found, key=self.non_defaults)
+        return sorted(found, key=self.complexity)
 
     def allows(self, choice: Combination) -> bool:
         """Whether nothing refuses a combination of the space's values."""
@@ -152,7 +152,7 @@ class Space:
         return [slot for slot, variants in SLOTS.items()
                 if getattr(self.recipe, slot) == "auto" and not any(variant.auto_on for variant in variants)]
 
-    def non_defaults(self, choice: Combination) -> int:
+    def complexity(self, choice: Combination) -> int:
         """Number of fields in which a combination differs from the usual one, and of settings that are never faster
         than others of theirs."""
         differing = sum(value != first for value, first in zip(choice, self.defaults, strict=True))
@@ -168,9 +168,13 @@ class Space:
         field = "offload"
         return self.with_value(choice, field, self.values[field][0]) if field in self.fields else choice
 
-    def streams(self, choice: Combination) -> bool:
+    def needs_by_block(self, choice: Combination) -> bool:
         """Whether blocks wait in the host's memory, by a search's choice."""
         return any(isinstance(value, Offload) and value.shares.needs_by_block for value in choice)
+
+    def value(self, choice: Combination, field: str) -> Technique:
+        """A combination's value of a field."""
+        return choice[self.fields.index(field)]
 
     def with_value(self, choice: Combination, field: str, value: Technique) -> Combination:
         """The combination with another value of one of its fields."""
@@ -190,25 +194,39 @@ class Space:
         changes = [technique.numerics_change for technique in choice]
         return max(changes, default=0), sum(changes)
 
+    @cached_property
+    def levels(self) -> list[Level]:
+        """The levels of numerics of all combinations, the mildest first."""
+        return sorted(set(map(self.level, self.combinations)))
+
+    def harsher(self, level: Level) -> list[Level]:
+        """The levels of numerics beyond one, the mildest first, but those that are a last resort."""
+        return [other for other in self.levels if level < other and other[0] < LAST_RESORT]
+
     def numerics(self, recipe: Recipe) -> tuple[str, ...]:
         """Values picked that change results, as `field=value`."""
         picked = (getattr(recipe, field) for field in self.fields)
         return tuple(f"{technique.slot}={technique.name}" for technique in picked if technique.numerics_change)
 
-    def least_memory(self, choices: Sequence[Combination]) -> Combination:
-        """The one of several combinations that is likeliest to need least memory: by what the model holds, and where
-        that is as good as the same, as of adapters alone, by what is kept for the backward pass."""
-        return min(choices, key=lambda c: (round(self.bytes_per_parameter(c), 1), self.activation_share(c),
-                                           self.non_defaults(c)))
+    def least_memory(self, choices: Sequence[Combination], in_all: bool = False) -> Combination:
+        """The one of several combinations that is likeliest to need least memory, or, `in_all`, least of the device's
+        and the host's together: by what the model holds, and where that is as good as the same, as of adapters alone,
+        by what is kept for the backward pass."""
+        def held(choice: Combination) -> float:
+            return self.bytes_per_parameter(self.without_offload(choice) if in_all else choice)
+
+        return min(choices, key=lambda c: (round(held(c), 1), self.activation_share(c), self.complexity(c)))
+
+    def quick(self, choices: Sequence[Combination]) -> Sequence[Combination]:
+        """Those of several combinations that are quick to trace; all of them where none is."""
+        return [choice for choice in choices if self.trace_cost(choice) <= QUICK] or choices
 
     @property
     def least_memory_recipe(self) -> Recipe:
         """The recipe that is likeliest to need least memory with numerics as mild as they can be, one that is quick to
         trace where there is one."""
-        level = min(map(self.level, self.combinations))
-        mildest = [choice for choice in self.combinations if self.level(choice) == level]
-        quick = [choice for choice in mildest if self.trace_cost(choice) <= QUICK]
-        return self.recipe_for(self.least_memory(quick or mildest), self.sizes[0])
+        mildest = [choice for choice in self.combinations if self.level(choice) == self.levels[0]]
+        return self.recipe_for(self.least_memory(self.quick(mildest)), self.sizes[0])
 
     def activation_share(self, choice: Combination) -> float:
         """The share of what the heaviest techniques keep for the backward pass, as declared."""

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.backends import cuda_context
-from tightfit.devices import MIB, Device, find_device
-from tightfit.errors import RecipeError
+from tightfit.devices import MIB, Device, listed_device
 from tightfit.recipe import Recipe
 from tightfit.system import pinned_size
 from tightfit.trace import Category, OpClass, Phase, Trace, UntracedMemory
@@ -81,10 +80,8 @@ def recorded_context(name: str, paths: tuple[Path, ...] | None = None) -> dict[s
 def _card(name: str) -> str:
     """The catalogue's name of a GPU, however it was written."""
     bare = re.split(r" with | \(like ", name)[0]
-    try:
-        return find_device(bare).name
-    except RecipeError:
-        return bare
+    card = listed_device(bare)
+    return bare if card is None else card.name
 
 
 # cuBLAS
