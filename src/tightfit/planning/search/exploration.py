@@ -10,7 +10,13 @@ from tightfit.errors import ModelError, Refused
 from tightfit.planning.costs import FitRank
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
-from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, without_allocator_setting
+from tightfit.planning.search.evaluate import (
+    Evaluated,
+    Evaluator,
+    Outcome,
+    Progress,
+    without_allocator_setting,
+)
 from tightfit.planning.search.forecast import CostModel, FieldValue, Forecasts
 from tightfit.planning.search.space import Combination, Space
 from tightfit.planning.search.wording import choices_text
@@ -48,6 +54,9 @@ class Exploration:
         self.notes: list[str] = []
         self.compared: list[Pair] = []
         """Pairs to be shown beside the choice."""
+        self.ahead: list[Pair] = []
+        """Pairs that answers beside the choice will ask for: traced where a process would be idle."""
+        self._outcomes: dict[Pair, Outcome] = {}
         self.follow_ups: list[tuple[Device, Evaluated]] = []
         """Evaluations for answers beside the choice, with the device that each is for."""
         self._forecasts: Forecasts | None = None
@@ -108,8 +117,9 @@ class Exploration:
                     raise
                 break
             wanted[choice, micro] = recipe
-        outcomes = self.evaluator([(recipe, self.device) for recipe in wanted.values()])
-        for pair, outcome in zip(wanted, outcomes, strict=True):
+        self._trace({pair: recipe for pair, recipe in wanted.items() if pair not in self._outcomes})
+        for pair in wanted:
+            outcome = self._outcomes.pop(pair)
             if isinstance(outcome, Evaluated):
                 self.found[pair] = outcome
                 continue
@@ -120,6 +130,15 @@ class Exploration:
                 self.failure = self.failure or outcome
             self._blame(pair[0])
         self._forecasts = None
+
+    def _trace(self, jobs: dict[Pair, Recipe]) -> None:
+        """Trace recipes, and what is asked for later where fewer are wanted than go side by side."""
+        if jobs and self.found:
+            later = [pair for pair in self.ahead if pair not in self.found and pair not in self._outcomes | jobs]
+            idle = max(self.evaluator.side_by_side - len(jobs), 0)
+            jobs = jobs | {pair: self.space.recipe_for(*pair) for pair in later[:idle]}
+        outcomes = self.evaluator([(recipe, self.device) for recipe in jobs.values()])
+        self._outcomes |= dict(zip(jobs, outcomes, strict=True))
 
     def count(self, recipe: Recipe, text: str) -> None:
         """Report a recipe that is to be traced as `text`, and count it. Raises TraceBudgetExceeded where that is too

@@ -10,7 +10,7 @@ from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.choose import choose
-from tightfit.planning.search.exploration import MICRO, Exploration
+from tightfit.planning.search.exploration import MICRO, Exploration, Pair
 from tightfit.planning.search.space import Combination, trace_cost
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
@@ -24,10 +24,9 @@ def smallest_gpu(
     """The smallest GPU of the catalogue on which the recipe as written fits; that as a sentence, and the same of the
     choice where it changes numerics."""
     space, found = exploration.space, exploration.found
-    if exploration.device.kind != "cuda" or not catalogue or space.recipe.backend.compiles_whole_steps:
+    if not _is_asked(exploration, catalogue):
         return None, "", ""
-    mildest = exploration.space.levels[0]
-    gpu, text = _smallest(exploration, catalogue, margin, [c for c in space.combinations if space.level(c) == mildest])
+    gpu, text = _smallest(exploration, catalogue, margin, space.mildest)
     best, _ = choose(exploration) or min(found, key=lambda pair: found[pair].estimate.memory.demand)
     changed = space.numerics(space.recipe_for(best, 1))
     if not changed:
@@ -36,6 +35,18 @@ def smallest_gpu(
     alike = [choice for choice in space.combinations if space.level(choice) == level and space.states(choice) == states]
     _, other = _smallest(exploration, catalogue, margin, alike)
     return gpu, text, other and f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: {other}"
+
+
+def traced_for_it(exploration: Exploration, catalogue: Sequence[Device]) -> list[Pair]:
+    """What will be evaluated to name the smallest GPU, as far as that is known before a search."""
+    asked = _is_asked(exploration, catalogue)
+    cheap = [choice for choice in exploration.space.mildest if exploration.space.trace_cost(choice) == 1]
+    return [(exploration.space.least_memory(cheap), exploration.sizes[0])] if asked and cheap else []
+
+
+def _is_asked(exploration: Exploration, catalogue: Sequence[Device]) -> bool:
+    compiles = exploration.space.recipe.backend.compiles_whole_steps
+    return exploration.device.kind == "cuda" and bool(catalogue) and not compiles
 
 
 def _smallest(

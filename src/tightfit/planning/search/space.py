@@ -203,6 +203,11 @@ class Space:
         """The levels of numerics beyond one, the mildest first, but those that are a last resort."""
         return [other for other in self.levels if level < other and other[0] < LAST_RESORT]
 
+    @property
+    def mildest(self) -> list[Combination]:
+        """The combinations of the mildest level of numerics."""
+        return [choice for choice in self.combinations if self.level(choice) == self.levels[0]]
+
     def numerics(self, recipe: Recipe) -> tuple[str, ...]:
         """Values picked that change results, as `field=value`."""
         picked = (getattr(recipe, field) for field in self.fields)
@@ -225,8 +230,7 @@ class Space:
     def least_memory_recipe(self) -> Recipe:
         """The recipe that is likeliest to need least memory with numerics as mild as they can be, one that is quick to
         trace where there is one."""
-        mildest = [choice for choice in self.combinations if self.level(choice) == self.levels[0]]
-        return self.recipe_for(self.least_memory(self.quick(mildest)), self.sizes[0])
+        return self.recipe_for(self.least_memory(self.quick(self.mildest)), self.sizes[0])
 
     def activation_share(self, choice: Combination) -> float:
         """The share of what the heaviest techniques keep for the backward pass, as declared."""
