@@ -167,8 +167,8 @@ def folder(tmp_path_factory):
 
 
 @needs_chromium
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize(("width", "theme"), [(1200, "light"), (400, "dark"), pytest.param(
+    1200, "dark", marks=pytest.mark.cold), pytest.param(400, "light", marks=pytest.mark.cold)])
 def test_charts_are_drawn_and_fit_in_either_theme(visit, width, theme):
     opened = visit("reduced.html", width, theme, drawn=False)
     opened.wait_for_selector("#throughput-chart .main-svg")

@@ -26,8 +26,8 @@ def shown(page):
                              ".map(t => t.meta)"))
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize(("width", "theme"), [(1200, "light"), (400, "dark"), pytest.param(
+    1200, "dark", marks=pytest.mark.cold), pytest.param(400, "light", marks=pytest.mark.cold)])
 def test_charts_are_drawn_and_fit(visit, width, theme):
     charts_fit(visit("two.html", width, theme), width, 9)
 

@@ -133,7 +133,9 @@ class Exploration:
 
     def _trace(self, jobs: dict[Pair, Recipe]) -> None:
         """Trace recipes, and what is asked for later where fewer are wanted than go side by side."""
-        if jobs and self.found:
+        if not jobs:
+            return
+        if self.found:
             later = [pair for pair in self.ahead if pair not in self.found and pair not in self._outcomes | jobs]
             idle = max(self.evaluator.side_by_side - len(jobs), 0)
             jobs = jobs | {pair: self.space.recipe_for(*pair) for pair in later[:idle]}

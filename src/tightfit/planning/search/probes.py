@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tightfit.planning.costs import FitRank
+from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.choose import choose, speed_to_beat
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.forecast import FieldValue
@@ -49,7 +50,11 @@ def _probe(exploration: Exploration, choice: Combination, worst: FitRank) -> Pro
     above = max((micro for micro, fits in known.items() if fits), default=0)
     below = min((micro for micro, fits in known.items() if not fits and micro > above), default=1 << 62)
     forecast, batch = exploration.forecasts.of(choice), exploration.space.samples_per_device
-    open_sizes = [micro for micro in exploration.sizes  # a step's only micro-batch finds no gradients
+    sizes = exploration.sizes
+    if exploration.space.needs_by_block(choice):  # of smaller ones a sweep holds so many that a trace takes long
+        usual = default_micro_batch(exploration.space.recipe, exploration.device)
+        sizes = [micro for micro in sizes if 4 * micro >= usual] or sizes
+    open_sizes = [micro for micro in sizes  # a step's only micro-batch finds no gradients
                   if above < micro and micro not in known and (micro < below or micro == batch)]
     possible = exploration.fitting(forecast.optimistic, open_sizes, worst)
     if not possible or _preferred_serves(exploration, choice, worst):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import re
 import sys
 import threading
@@ -35,6 +37,23 @@ pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
               pytest.mark.usefixtures("few_objects")]
 
 
+LIBC = ctypes.CDLL(None)
+MALLOC = {"MALLOC_TRIM_THRESHOLD_": (-1, 128 << 10), "MALLOC_TOP_PAD_": (-2, 0),
+          "MALLOC_MMAP_THRESHOLD_": (-3, 128 << 10)}
+"""glibc's names of what `mallopt` sets, with its parameter and usual value."""
+
+
+@pytest.fixture(autouse=True)
+def freed_memory_goes_back() -> Iterator[None]:
+    """malloc gives large freed memory back, as it usually does; the suite lets it keep that, which is faster."""
+    set_to = getattr(LIBC, "mallopt", lambda parameter, value: None)
+    for parameter, usual in MALLOC.values():
+        set_to(parameter, usual)
+    yield
+    for name, (parameter, usual) in MALLOC.items():
+        set_to(parameter, int(os.environ.get(name, usual)))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Weights of a model in bf16, 163 MiB: nearly all of them too large for malloc to keep what is freed."""
@@ -62,6 +81,7 @@ def anonymous() -> int:
 def peak() -> Iterator[SimpleNamespace]:
     """The most memory taken inside, over what was taken before, in `bytes`."""
     gc.collect()
+    getattr(LIBC, "malloc_trim", int)(0)
     before, over, seen = anonymous(), threading.Event(), [0]
     taken = SimpleNamespace(bytes=0)
 
