@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -16,7 +17,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.training.processes import in_processes, started, train_in
 from tests.training.runs import final_weights
@@ -190,6 +193,13 @@ def test_a_signal_to_one_process_stops_all_at_one_step(run, tmp_path):
 
 
 def train_until_lost(values: dict[str, Any]) -> None:
+    destroy = dist.destroy_process_group
+
+    def destroy_as_the_last_holder() -> None:
+        assert not any(type(held) is DistributedDataParallel for held in gc.get_objects())
+        destroy()
+
+    dist.destroy_process_group = destroy_as_the_last_holder  # type: ignore[assignment]
     said = "another process of this run ended, or did not answer within parallel.timeout; the same command goes on"
     with pytest.raises(LostProcess, match=said):
         Trainer(recipe=values).train()

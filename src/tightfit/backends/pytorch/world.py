@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -141,9 +143,17 @@ def joined(place: LaunchedProcess, device: str, timeout: float) -> Iterator[Torc
         if (lost and LAUNCHER in os.environ) or not _first_to_speak(store):
             raise SaidElsewhere(str(error), LOST if lost else error.status) from error
         raise
-    finally:
-        gc.collect()  # DistributedDataParallel must not be the last to hold the group, which it would end unyieldingly
+    finally:  # DistributedDataParallel must not be the last to hold the group: it would wait for gloo's thread with
+        _clear_frames(sys.exception())  # Python's lock in hand, which that thread may be waiting for
+        gc.collect()
         dist.destroy_process_group()
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of what the functions held that an error has ended, and the errors before it."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _require_backends(device: str) -> None:
