@@ -94,10 +94,10 @@ class Memory:
 
     @property
     def demand(self) -> int:
-        """Bytes of the device's memory with which it would fit, the margin free; where the host's does not serve, more
-        than the device has by what is missing there."""
-        needed = self.used + self.margin
-        return max(needed, self.capacity + self.context) + self.host_missing if self.host_missing else needed
+        """Bytes of the device's memory with which it fits, the margin free: at most what there are, where they serve;
+        where the host's memory does not, more than the device has by what is missing there."""
+        needed, there = self.used + self.margin, self.capacity + self.context
+        return min(needed, there) if self.fit_rank.is_safe else max(needed, there + self.host_missing)
 
     @property
     def host_too_small(self) -> bool:

@@ -17,7 +17,7 @@ from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size
 from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
 
-TAKEN = 1e-3
+SEGMENT_SECONDS = 1e-3
 """Seconds to give a segment back to the device and to take it again: assumed, as cudaMalloc was seen to take half a
 millisecond to 1.2 for 1 to 64 MiB."""
 
@@ -170,7 +170,7 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin:
     timed = inference_time if recipe.mode == "inference" else training_time
     time, notes = timed(trace, recipe, device, tools)
     memory = predict_memory(trace, recipe, device, tools, margin or Margin())
-    time, emptied = _emptying(time.longer(memory.taken_again * TAKEN), memory, recipe)
+    time, emptied = _emptying(time.longer(memory.taken_again * SEGMENT_SECONDS), memory, recipe)
     return Estimate(memory=memory, time=time, untraced=tuple(trace.untraced),
                     notes=tuple(dict.fromkeys([*trace.notes, *notes, *memory.notes, *emptied])))
 
@@ -187,7 +187,7 @@ def _emptying(time: Time, memory: Memory, recipe: Recipe) -> tuple[Time, list[st
     every = recipe.empty_cache_steps
     if every is None or not memory.given_back:
         return time, []
-    longer = memory.pieces * TAKEN
+    longer = memory.pieces * SEGMENT_SECONDS
     slower = time.longer(longer / every)
     share = percent(1 - time.step_seconds / slower.step_seconds) if time.step_seconds else "0 %"
     return slower, [

@@ -9,6 +9,7 @@ from tests.display.plans import estimate as estimate_made
 from tightfit.backends.measurements import ModelSize
 from tightfit.devices import find_device
 from tightfit.errors import ModelError, RecipeError
+from tightfit.planning.costs import FitRank
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.extremes import candidates, find_largest, models_like
 from tightfit.recipe import Recipe
@@ -31,8 +32,9 @@ def costing(needed, host_missing=lambda recipe: 0):
         [(recipe, _)] = jobs
         asked.append(recipe)
         cost = estimate_made()
-        held = memory(peak_reserved=round((needed(recipe) - 2) * GIB),  # 1 of context, 1 of margin
-                      host_missing=host_missing(recipe) * GIB)
+        lacks, takes = host_missing(recipe) * GIB, round(needed(recipe) * GIB)
+        held = memory(peak_reserved=takes - 2 * GIB, host_missing=lacks,  # 1 of context, 1 of margin
+                      fit_rank=FitRank.NONE if lacks or takes > CARD.memory_bytes else FitRank.SAFE)
         object.__setattr__(cost, "memory", held)
         return [Evaluated(recipe=recipe, estimate=cost, passes=0, outside=0, held=0, gradients=0, parameters=0,
                           events=0)]

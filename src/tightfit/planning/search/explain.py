@@ -6,7 +6,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.planning.costs import FitRank, Memory
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import TAKEN, Tools
+from tightfit.planning.estimate import SEGMENT_SECONDS, Tools
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
@@ -42,8 +42,7 @@ def ranked(exploration: Exploration) -> list[Evaluated]:
 
 
 def _order(exploration: Exploration, pair: Pair) -> tuple[int, float]:
-    found = exploration.found[pair]
-    return found.fit_rank, -found.speed
+    return exploration.found[pair].fit_rank, -exploration.speed(pair)
 
 
 def mildest(exploration: Exploration, best: Pair) -> Pair | None:
@@ -92,7 +91,7 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
     if memory.verdict == "with-retries":
         sentences.append("It fits after the caching allocator has freed unused blocks, without which it would reserve "
                          f"{size(memory.peak_reserved)}; taking {counted(memory.taken_again, 'segment')} again is in "
-                         f"the step's time, with {seconds(memory.taken_again * TAKEN)} (assumed).")
+                         f"the step's time, with {seconds(memory.taken_again * SEGMENT_SECONDS)} (assumed).")
     if found.fit_rank is FitRank.TIGHT:
         sentences.append("It leaves less than the safety margin, and nothing found leaves that much. Expect to be "
                          "close to the device's limit.")
@@ -135,8 +134,9 @@ def _fastest(exploration: Exploration, best: Pair) -> str:
     found = exploration.found[best]
     if not exploration.space.fields and len(exploration.sizes) == 1:
         return "Every choice is pinned, and they fit"
+    speed = exploration.speed
     faster = [pair for pair, other in exploration.found.items()
-              if other.fit_rank.fits and faster_by(other.speed, found.speed) > 0]
+              if other.fit_rank.fits and faster_by(speed(pair), speed(best)) > 0]
     if not faster:
         return "The fastest that fits"
     if min(exploration.found[pair].fit_rank for pair in faster) > found.fit_rank:

@@ -19,7 +19,7 @@ from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.forecast import FieldValue
 from tightfit.planning.search.host_memory import evaluate_shares
 from tightfit.planning.search.more_gpus import evaluate_communication
-from tightfit.planning.search.probes import dominated, probes_of
+from tightfit.planning.search.probes import probes_of, ruled_out
 from tightfit.planning.search.space import Combination, Level
 
 FIRST_TRIES = 4
@@ -167,7 +167,7 @@ def _least_host_memory(exploration: Exploration) -> None:
     if not any(found.estimate.memory.host_missing for found in exploration.found.values()):
         return
     offloading = [choice for choice in space.combinations
-                  if space.offloaded_bytes_per_parameter(choice) and not dominated(exploration, choice)]
+                  if space.offloaded_bytes_per_parameter(choice) and not ruled_out(exploration, choice)]
     if not offloading:
         return
     least, sizes = space.least_memory(space.quick(offloading), in_all=True), exploration.sizes
@@ -186,7 +186,7 @@ def _smallest_memory_first(exploration: Exploration) -> None:
     exploration.considered = exploration.space.combinations
     for _ in range(THRIFTY_TRIES):
         pairs = [(choice, micro) for choice in exploration.considered for micro in ends
-                 if choice not in exploration.refused and not dominated(exploration, choice)]
+                 if choice not in exploration.refused and not ruled_out(exploration, choice)]
         if not pairs:
             return
         forecasts = {pair: exploration.forecasts.of(pair[0]) for pair in pairs}

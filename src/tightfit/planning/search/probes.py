@@ -44,7 +44,7 @@ def probes_of(exploration: Exploration, choices: Sequence[Combination], worst: F
 
 def _probe(exploration: Exploration, choice: Combination, worst: FitRank) -> Probe | None:
     """The micro-batch at which to evaluate a combination next; None where it fits nowhere or is dominated."""
-    if choice in exploration.refused or dominated(exploration, choice) or _lacks_host_memory(exploration, choice):
+    if choice in exploration.refused or ruled_out(exploration, choice) or _lacks_host_memory(exploration, choice):
         return None
     known = {micro: found.fit_rank <= worst for (other, micro), found in exploration.found.items() if other == choice}
     above = max((micro for micro, fits in known.items() if fits), default=0)
@@ -99,7 +99,7 @@ def _lacks_host_memory(exploration: Exploration, choice: Combination) -> bool:
         space.offloaded_bytes_per_parameter(other) <= offloaded for other in lacking)
 
 
-def dominated(exploration: Exploration, choice: Combination) -> bool:
+def ruled_out(exploration: Exploration, choice: Combination) -> bool:
     """Whether it holds a value that cannot be built, or one that another, which can stand in its place, is declared to
     beat in memory and time."""
     space, broken = exploration.space, exploration.unbuildable

@@ -21,8 +21,8 @@ from tightfit.text import size
 def smallest_gpu(
     exploration: Exploration, catalogue: Sequence[Device], margin: Margin
 ) -> tuple[Device | None, str, str]:
-    """The smallest GPU of the catalogue on which the recipe as written fits; that as a sentence, and the same of the
-    choice where it changes numerics."""
+    """The smallest GPU of the catalogue on which the recipe fits, by the combination of least memory whose numerics are
+    mildest; that as a sentence, and the same of the choice where its numerics are harsher."""
     space, found = exploration.space, exploration.found
     if not _is_asked(exploration, catalogue):
         return None, "", ""

@@ -27,14 +27,14 @@ def by_block(technique: declared.ByBlock, build: Build) -> Build:
     return replace(build, accumulation=accumulation, calls_blocks=True)
 
 
-def one_after_the_other(build: Build, passes: Step, global_batch: TensorGlobalBatch) -> Tensor:
+def one_after_the_other(build: Build, step: Step, global_batch: TensorGlobalBatch) -> Tensor:
     """Each micro-batch forward and backward, before the next one."""
     total: Tensor | None = None
     for number in range(len(global_batch.micro_batches)):
         with build.gradient_sync(number == len(global_batch.micro_batches) - 1):
-            loss = passes.forward(global_batch, number)
+            loss = step.forward(global_batch, number)
             total = loss if total is None else total + loss
             del loss
-            passes.backward(global_batch, number)
+            step.backward(global_batch, number)
     assert total is not None
     return total
