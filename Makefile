@@ -32,8 +32,8 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Modules that are compiled once serve every worker, and the processes that tests start. Freed memory stays with the
-# process: the system takes a tenth of the time otherwise, to clear pages anew.
+# Modules that are compiled once serve every worker, and the processes that tests start. malloc keeps freed memory, so
+# that the system need not clear its pages anew.
 MALLOC := MALLOC_MMAP_THRESHOLD_=67108864 MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_TOP_PAD_=16777216
 test: install
 	$(MALLOC) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal

@@ -247,8 +247,7 @@ def test_the_trace_for_the_smallest_gpu_is_made_where_a_process_would_be_idle():
     plan = of(HEAVY, 40 * STATES, catalogue=[gpu(8 * STATES, "smaller")], micro_batch_size=4,
               evaluator=TwoAtOnce(HEAVY.tools(), MARGIN))
     space = Space(plan.asked, plan.device)
-    cheap = [choice for choice in space.mildest if space.trace_cost(choice) == 1]
-    least = space.recipe_for(space.least_memory(cheap), space.sizes[0])
+    least = space.recipe_for(space.least_memory(space.cheap(space.mildest)), space.sizes[0])
     assert [len(recipes) for recipes in together if least in recipes] == [2]
     assert plan.predictions == sum(map(len, together))
 

@@ -10,13 +10,7 @@ from tightfit.errors import ModelError, Refused
 from tightfit.planning.costs import FitRank
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
-from tightfit.planning.search.evaluate import (
-    Evaluated,
-    Evaluator,
-    Outcome,
-    Progress,
-    without_allocator_setting,
-)
+from tightfit.planning.search.evaluate import Evaluated, Evaluator, Outcome, Progress, without_allocator_setting
 from tightfit.planning.search.forecast import CostModel, FieldValue, Forecasts
 from tightfit.planning.search.space import Combination, Space
 from tightfit.planning.search.wording import choices_text

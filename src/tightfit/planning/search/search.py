@@ -36,7 +36,7 @@ from tightfit.planning.search.explore import explore
 from tightfit.planning.search.gains import gain_without_dropout
 from tightfit.planning.search.host_memory import experts_stay, notes_on_host_memory
 from tightfit.planning.search.pool import Pool
-from tightfit.planning.search.smallest_gpu import traced_for_it
+from tightfit.planning.search.smallest_gpu import known_ahead
 from tightfit.planning.search.space import Space
 from tightfit.planning.search.wording import choices_text
 from tightfit.planning.standard_tools import standard_tools
@@ -111,7 +111,7 @@ def search(
         progress=progress, for_run=for_run, keeps_numerics=keeps_numerics,
     )  # fmt: skip
     if not brief:
-        exploration.ahead = traced_for_it(exploration, catalogue)
+        exploration.ahead = known_ahead(exploration, catalogue)
     try:
         explore(exploration)
     except ModelError as error:

@@ -37,11 +37,10 @@ def smallest_gpu(
     return gpu, text, other and f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: {other}"
 
 
-def traced_for_it(exploration: Exploration, catalogue: Sequence[Device]) -> list[Pair]:
-    """What will be evaluated to name the smallest GPU, as far as that is known before a search."""
-    asked = _is_asked(exploration, catalogue)
-    cheap = [choice for choice in exploration.space.mildest if exploration.space.trace_cost(choice) == 1]
-    return [(exploration.space.least_memory(cheap), exploration.sizes[0])] if asked and cheap else []
+def known_ahead(exploration: Exploration, catalogue: Sequence[Device]) -> list[Pair]:
+    """The combination, with its micro-batch, that is traced for the smallest GPU whatever a search finds."""
+    cheap = exploration.space.cheap(exploration.space.mildest) if _is_asked(exploration, catalogue) else []
+    return [(exploration.space.least_memory(cheap), exploration.sizes[0])] if cheap else []
 
 
 def _is_asked(exploration: Exploration, catalogue: Sequence[Device]) -> bool:
@@ -54,7 +53,7 @@ def _smallest(
 ) -> tuple[Device | None, str]:
     """The smallest GPU for the one of some combinations that needs least memory, and that as a sentence."""
     space, device = exploration.space, exploration.device
-    cheap = [choice for choice in choices if space.trace_cost(choice) == 1]
+    cheap = space.cheap(choices)
     if cheap or not any(choice in choices for choice, _ in exploration.found):
         with contextlib.suppress(TraceBudgetExceeded):
             exploration.evaluate([(space.least_memory(cheap or choices), exploration.sizes[0])])
