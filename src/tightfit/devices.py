@@ -25,6 +25,8 @@ FORMATS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float
 
 TENSOR_CORES = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
 """The compute capability from which tensor cores have a format (CUDA C++ programming guide, compute capabilities)."""
+FLASH_MAJOR = 8
+"""The compute capability, its major part, from which there are flash attention's kernels and cuDNN's."""
 
 RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 """Resident threads of a multiprocessor by compute capability, 2,048 on others (CUDA C++ Programming Guide, "Technical
@@ -93,7 +95,7 @@ class Device:
     @property
     def has_flash(self) -> bool:
         """Whether it is a CUDA device with fused attention on tensor cores: flash attention's kernels, and cuDNN's."""
-        return self.at_least(8)
+        return self.at_least(FLASH_MAJOR)
 
     @property
     def world(self) -> int:

@@ -174,7 +174,7 @@ def _jobs(
                 resolved = resolved.model_copy(update={"expandable_segments": True})
             reasons = resolved.refusals(device)
             if not reasons:
-                key = (repr(resolved), device.at_least(8))
+                key = (repr(resolved), device.has_flash)
                 groups.setdefault(key, (resolved, []))[1].append(device)
                 break
         if reasons:

@@ -187,7 +187,7 @@ def test_optimizer_states_leave_the_card_before_blocks_do():
         "seq_len": 1024, "batch_size": 64, "micro_batch_size": 4, "optimizer": "adamw",
         "expandable_segments": False,
     })
-    backend, card = load_backend("pytorch"), with_memory(A100, 4300 << 20)
+    backend, card = load_backend("pytorch"), with_memory(A100, 4500 << 20)
     plan = search_with(backend, recipe, Target(device=card))
     resident = search(recipe.override(offload="none"), card, standard_tools(backend), brief=True)
 

@@ -16,6 +16,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from tightfit.backends.pytorch.simulated_device import capability_of
 from tightfit.backends.pytorch.techniques.attention.masks import distance_mask
+from tightfit.devices import FLASH_MAJOR
 from tightfit.errors import ModelError
 
 HALF = (torch.float16, torch.bfloat16)
@@ -90,7 +91,7 @@ def packed_way(query: Tensor, value: Tensor, starts: Tensor, dropout: float, pos
 def _flash_can_run(query: Tensor) -> bool:
     """Whether this CUDA device has the flash kernel for this format, and may run it."""
     capability = capability_of(query)
-    has_flash = capability is not None and capability[0] >= 8  # Dynamo compares no tuples in torch 2.11
+    has_flash = capability is not None and capability[0] >= FLASH_MAJOR  # Dynamo compares no tuples in torch 2.11
     return has_flash and compute_dtype(query) in HALF and _flash_is_allowed()
 
 
