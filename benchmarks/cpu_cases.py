@@ -118,8 +118,8 @@ FP8: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gpt2", {"precision": {"name": "fp8", "weights": "bf16"}, "micro_batch_size": 4, "seq_len": 32}),
     ("bart", {"precision": {"name": "fp8", "scaling": "rowwise"}, "seq_len": 32}),
 )
-"""Cases of products in fp8: either kind of linear layer and of scaling, and weights in both formats. Rows are short:
-for fp8 products on processors oneDNN has a reference kernel alone, which is slow."""
+"""Cases of products in fp8: either kind of linear layer and of scaling, and weights in both formats, on short
+rows."""
 
 ADAPTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"trainable": "lora", "base": "nf4", "precision": "bf16", "checkpointing": "every-block",

@@ -46,7 +46,7 @@ from published_recipes import (
 from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.errors import TightfitError
-from tightfit.planning.estimate import Margin, Tools, predict_memory, stage, steps_alone
+from tightfit.planning.estimate import Tools, predict_memory, stage, steps_alone
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.trace import Trace
@@ -89,7 +89,7 @@ def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools)
         result["speed"] = {**_pair(speed, speed_of(found, timed)), "work_error": round(work_error(timed.work), 4)}
         if backward is not None:
             result["backward"] = _pair(backward, found.recipe.batch_size / timed.backward)
-    memory = predict_memory(steps_alone(held), found.recipe, found.device, tools, Margin())
+    memory = predict_memory(steps_alone(held), found.recipe, found.device, tools)
     if found.memory and "memory_bytes" in row:
         bytes_of = {"allocated": memory.peak_allocated, "reserved": memory.peak_reserved}
         result["memory"] = {"counted": found.memory,

@@ -14,6 +14,7 @@ import pytest
 
 from tests.page.browsing import browser, visit  # noqa: F401
 from tightfit.cli import main
+from tightfit.garbage import gc_paused
 
 # A test that reaches for a hub must fail at once, not wait for the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -31,6 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["HOME"] = home.name
 
 
+def pytest_sessionfinish() -> None:
+    """pytest's last look for garbage, five times over, finds nothing that is slow to look through."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def one_process_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches trace in the test's own process: the suite fills the cores already, and another process imports for
@@ -42,9 +48,8 @@ def one_process_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 def few_objects() -> Iterator[None]:
     """The collector, and whoever asks it what there is, sees what the test itself makes: the libraries' objects and
     what other tests left take it a second each time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    with gc_paused():
+        yield
 
 
 @pytest.fixture(scope="session")

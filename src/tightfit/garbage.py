@@ -7,8 +7,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-COLLECTOR = threading.RLock()
-"""Held by the thread that collects by hand: the collector is the process's."""
+
+class Collector:
+    """The process's collector. turn: held by the thread that collects by hand. paused: whether one does so."""
+
+    def __init__(self) -> None:
+        self.turn, self.paused = threading.RLock(), False
+
+
+COLLECTOR = Collector()
 
 
 @contextmanager
@@ -17,16 +24,17 @@ def gc_paused() -> Iterator[None]:
     exists already is left out of that. Work that makes many objects and few cycles does not wait for the collector,
     which would go through all of them again and again; and what it finds does not hang on when the collector happens to
     run. One thread at a time does such work, others wait."""
-    with COLLECTOR:
-        enabled = gc.isenabled()
-        if not enabled and gc.get_freeze_count():  # paused already: thawing here would end it for the work around
+    with COLLECTOR.turn:
+        if COLLECTOR.paused:  # thawing here would end it for the work around
             yield
             return
+        enabled, COLLECTOR.paused = gc.isenabled(), True
         gc.disable()
         gc.freeze()
         try:
             yield
         finally:
+            COLLECTOR.paused = False
             gc.unfreeze()
             if enabled:
                 gc.enable()

@@ -219,7 +219,7 @@ def test_bad_input_is_one_line_and_exit_2(recipe, run, words, expected):
     (["plan", "gpt2", "--gpu", "l4", "--gpu", "t4"], ["gpu: l4, t4 are several", "--gpu all"]),
     (["doctor", "--device", "cpu"], ["--calibrate"]),
     (["plan", "gpt2", "model_overrides.n_head=0", "--gpu", "l4"], ["model_overrides.n_head: 0 should be 1 or more"]),
-    (["plan", "seq_len=16", "--gpu", "l4"], ["RECIPE is missing before seq_len=16; write model=..."]),
+    (["plan", "seq_len=16", "--gpu", "l4"], ["RECIPE is missing before seq_len=16; write a model too"]),
     (["train", "data=notes.txt"], ["RECIPE is missing before data=notes.txt"]),
     (["profile", "data=notes.txt"], ["RECIPE is missing before data=notes.txt"]),
     (["plan", "gpt2", "seq_len=2048", "--gpu", "l4"], ["seq_len: 2048", "1024 positions; write seq_len=1024"]),
@@ -232,6 +232,16 @@ def test_other_bad_commands(run, words, expected):
     assert err.count("\n") == 1
     for word in expected:
         assert word in err
+
+
+def test_a_model_among_the_overrides_is_read_as_a_name_is(tmp_path, run):
+    file = tmp_path / "arguments.json"
+    file.write_text('{"per_device_train_batch_size": 2}')
+    words = ["model_overrides.num_hidden_layers=1", "--training-args", str(file), "--gpu", "l4", "--json"]
+    asked = [json.loads(run("plan", name, *words)[1])["candidates"][0]["recipe"]
+             for name in ("bert-base", "model=bert-base")]
+    assert asked[0] == asked[1]
+    assert (asked[1]["task"], asked[1]["seq_len"]) == ("masked-lm", 512)
 
 
 def test_training_arguments_need_a_model(tmp_path, run):

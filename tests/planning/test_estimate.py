@@ -49,7 +49,7 @@ def small(kind="cuda"):
 
 def test_the_processor_has_no_allocator():
     device = Device(kind="cpu", name="CPU", memory_bytes=32 * MIB)
-    found = predict_memory(small(), PLAIN, device, TOY.tools(), NOTHING)
+    found = predict_memory(small(), PLAIN, device, TOY.tools(NOTHING))
     assert found.peak_allocated == found.peak_reserved == 5 * MIB + 700_001
     assert (found.fit_rank, found.capacity, found.missing) == (FitRank.SAFE, 27 * MIB, 0)
     assert found.by_category["weights"] == 3 * MIB
@@ -61,7 +61,7 @@ def test_the_processor_has_no_allocator():
 @pytest.mark.parametrize(("total", "rank", "missing"), [(11 * MIB, FitRank.SAFE, 0), (10 * MIB, FitRank.NONE, 700_001)])
 def test_the_processor_fits_to_the_byte(total, rank, missing):
     device = Device(kind="cpu", name="CPU", memory_bytes=total)
-    found = predict_memory(small(), PLAIN, device, TOY.tools(), NOTHING)
+    found = predict_memory(small(), PLAIN, device, TOY.tools(NOTHING))
     assert (found.fit_rank, found.missing) == (rank, missing)
 
 
@@ -69,15 +69,15 @@ def test_the_allocator_rounds():
     """By its rules: 3 MiB in a segment of 20 MiB, from which the workspace's 2 MiB are cut too; 700,001 bytes are
     rounded to a multiple of 512 in a segment of 2 MiB."""
     device = gpu(64 * MIB)
-    tools = standard_tools(TOY)
+    tools = replace(standard_tools(TOY), margin=NOTHING)
     trace = small()
     trace.untraced.pop(1)
-    found = predict_memory(trace, PLAIN, device, tools, NOTHING)
+    found = predict_memory(trace, PLAIN, device, tools)
     assert found.peak_allocated == 3 * MIB + 700_416
     assert found.peak_reserved == 22 * MIB
     assert found.by_category["other"] == 700_416 - 700_001
     assert found.fit_rank is FitRank.SAFE
-    found = predict_memory(trace, PLAIN, gpu(26 * MIB), tools, NOTHING)
+    found = predict_memory(trace, PLAIN, gpu(26 * MIB), tools)
     assert (found.fit_rank, found.capacity) == (FitRank.NONE, 21 * MIB)
     assert found.missing == 1 * MIB
 
@@ -87,7 +87,7 @@ def test_the_margin_decides_what_is_safe_not_what_fits():
     trace = small()
     trace.untraced.clear()
     for fixed, rank in ((2 * MIB, FitRank.SAFE), (2 * MIB + 1, FitRank.TIGHT)):
-        found = predict_memory(trace, PLAIN, gpu(24 * MIB), tools, Margin(share=0.0, fixed=fixed))
+        found = predict_memory(trace, PLAIN, gpu(24 * MIB), replace(tools, margin=Margin(share=0.0, fixed=fixed)))
         assert (found.fit_rank, found.margin) == (rank, fixed)
     assert Margin(share=0.25, fixed=3).of(gpu(100)) == 28
 
@@ -102,7 +102,7 @@ def test_a_fit_after_retries_within_the_margin_is_safe(within_margin, whole, ran
     def replayed(trace, room, settings):
         return replace(replay(trace, None, settings), fits=whole if room == capacity(trace, device) else within_margin)
 
-    found = predict_memory(small(), PLAIN, device, replace(TOY.tools(), replay=replayed), margin)
+    found = predict_memory(small(), PLAIN, device, replace(TOY.tools(margin), replay=replayed))
     assert found.fit_rank is rank
 
 
@@ -183,7 +183,7 @@ def offloading():
 
 
 def test_what_lies_in_the_host_takes_nothing_of_the_device():
-    plain, found = (predict_memory(trace, PLAIN, gpu(64 * MIB), standard_tools(TOY), NOTHING)
+    plain, found = (predict_memory(trace, PLAIN, gpu(64 * MIB), replace(standard_tools(TOY), margin=NOTHING))
                     for trace in (small(), offloading()))
     assert found == replace(plain, host=found.host, host_by_category=found.host_by_category)
     assert plain.host == 77
@@ -197,20 +197,21 @@ def test_a_host_that_is_too_small_is_the_reason():
     need = 77 + 4 * MIB
     for have, rank, missing in ((need, FitRank.SAFE, 0), (need - 1, FitRank.NONE, 1)):
         device = replace(gpu(64 * MIB), host_bytes=have)
-        found = predict_memory(offloading(), PLAIN, device, standard_tools(TOY), NOTHING)
+        found = predict_memory(offloading(), PLAIN, device, replace(standard_tools(TOY), margin=NOTHING))
         assert (found.fit_rank, found.host_missing, found.missing) == (rank, missing, 0)
         assert len(found.notes) == missing
     device = replace(gpu(64 * MIB), host_bytes=2 * need)
-    spared = predict_memory(offloading(), PLAIN, device, standard_tools(TOY), Margin(host=0.75))
+    spared = predict_memory(offloading(), PLAIN, device, replace(standard_tools(TOY), margin=Margin(host=0.75)))
     assert spared.host_missing == need - need // 2
     assert spared.host_needed == pytest.approx(4 * need)
     assert "with its margin free" in spared.notes[0]
-    nothing = predict_memory(small(), PLAIN, replace(gpu(64 * MIB), host_bytes=1), standard_tools(TOY), NOTHING)
+    tools = replace(standard_tools(TOY), margin=NOTHING)
+    nothing = predict_memory(small(), PLAIN, replace(gpu(64 * MIB), host_bytes=1), tools)
     assert nothing.fit_rank is FitRank.SAFE  # what loading takes is a matter of the run
 
 
 def test_a_processors_memory_is_the_hosts():
-    found = predict_memory(offloading(), PLAIN, replace(gpu(64 * MIB), kind="cpu"), TOY.tools(), NOTHING)
+    found = predict_memory(offloading(), PLAIN, replace(gpu(64 * MIB), kind="cpu"), TOY.tools(NOTHING))
     assert found.peak_allocated == 3 * MIB + 700_001 + 4 * MIB + 2 * MIB
     assert (found.fit_rank, found.host) == (FitRank.SAFE, 77)
 
@@ -238,8 +239,8 @@ def test_what_is_taken_again_after_a_retry_is_in_the_steps_time():
              Allocation(born=5, died=6, bytes=40 * MIB), Allocation(born=7, died=8, bytes=55 * MIB)]
     spans = [Span(name="step 1", start=0, stop=9, step=1), Span(name="forward", start=5, stop=9, step=1, times=3)]
     trace = Trace(origin="predicted", allocations=grows, spans=spans)
-    tools = replace(TOY.tools(), replay=replay, step_time=lambda *_: StepTime(seconds=0.1))
-    free, tight = (estimate(trace, PLAIN, gpu(total * MIB), tools, NOTHING) for total in (200, 60))
+    tools = replace(TOY.tools(NOTHING), replay=replay, step_time=lambda *_: StepTime(seconds=0.1))
+    free, tight = (estimate(trace, PLAIN, gpu(total * MIB), tools) for total in (200, 60))
     assert (free.memory.verdict, tight.memory.verdict) == ("yes", "with-retries")
     assert (free.memory.taken_again, tight.memory.retries, tight.memory.taken_again) == (0, 2, 1 + 3)
     assert tight.time.step_seconds == pytest.approx(free.time.step_seconds + 4e-3)

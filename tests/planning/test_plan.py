@@ -31,7 +31,7 @@ MARGIN = Margin(share=0.0, fixed=0)
 
 def of(toy, memory, catalogue=(), evaluator=None, **fields):
     recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, **fields})
-    plan = search(recipe, gpu(memory), toy.tools(), margin=MARGIN, catalogue=catalogue, evaluator=evaluator)
+    plan = search(recipe, gpu(memory), toy.tools(MARGIN), catalogue=catalogue, evaluator=evaluator)
     assert plan.predictions <= TRACES
     return plan
 
@@ -153,7 +153,7 @@ def test_a_limit_on_traces_is_not_taken_for_an_answer(monkeypatch):
     memory = needed(toy, micro_batch_size=1)
     recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, **PINS})
     monkeypatch.setattr("tightfit.planning.search.budget.ANSWERS", 0)
-    answers = search(recipe, gpu(memory), toy.tools(), margin=MARGIN).answers
+    answers = search(recipe, gpu(memory), toy.tools(MARGIN)).answers
     assert answers.smallest_change_text == ("No single change was found that would make it fit: the limit on traces "
                                             "was reached.")
 
@@ -201,7 +201,7 @@ def test_says_why_nothing_in_half_precision_is_chosen():
     assert "Nothing fits in" not in of(HEAVY, 20 * STATES).answers.why
     margin = Margin(share=0.0, fixed=20 * MIB)
     recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, "offload": "none"})
-    close = search(recipe, gpu(17.4 * STATES + 20 * MIB), HEAVY.tools(), margin=margin).answers.why
+    close = search(recipe, gpu(17.4 * STATES + 20 * MIB), HEAVY.tools(margin)).answers.why
     assert "Nothing in bf16 leaves the safety margin: autocast" in close
 
 
@@ -225,7 +225,7 @@ def test_names_the_smallest_gpu():
     assert answers.smallest_gpu.name == "fitting"
     assert "fitting" in answers.smallest_gpu_text
     card = answers.smallest_gpu
-    assert estimate(TOY.predict(recipe, card), recipe, card, TOY.tools(), MARGIN).fit_rank is FitRank.SAFE
+    assert estimate(TOY.predict(recipe, card), recipe, card, TOY.tools(MARGIN)).fit_rank is FitRank.SAFE
     assert of(TOY, most // 2, catalogue=cards, **{**PINS, "micro_batch_size": 1}).answers.smallest_gpu.name == "fitting"
     alone = of(TOY, most, catalogue=cards[:1], **{**PINS, "micro_batch_size": 1}).answers
     assert "No smaller GPU" in alone.smallest_gpu_text
@@ -245,7 +245,7 @@ def test_the_trace_for_the_smallest_gpu_is_made_where_a_process_would_be_idle():
             return super().__call__(jobs)
 
     plan = of(HEAVY, 40 * STATES, catalogue=[gpu(8 * STATES, "smaller")], micro_batch_size=4,
-              evaluator=TwoAtOnce(HEAVY.tools(), MARGIN))
+              evaluator=TwoAtOnce(HEAVY.tools(MARGIN)))
     space = Space(plan.asked, plan.device)
     least = space.recipe_for(space.least_memory(space.cheap(space.mildest)), space.sizes[0])
     assert [len(recipes) for recipes in together if least in recipes] == [2]
@@ -275,8 +275,8 @@ def test_a_gpu_that_is_too_small_once_traced_is_passed_over_with_those_that_are_
 
     cards = [gpu(most * share / 10, f"{share} tenths") for share in (11, 12, 13, 14, 16)]
     recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, **PINS, "micro_batch_size": 1})
-    tools = replace(tight.tools(), replay=wasteful)
-    answers = search(recipe, gpu(8 * most), tools, margin=MARGIN, catalogue=cards).answers
+    tools = replace(tight.tools(MARGIN), replay=wasteful)
+    answers = search(recipe, gpu(8 * most), tools, catalogue=cards).answers
     assert answers.smallest_gpu.name == "16 tenths"
     assert "micro_batch_size=1 checkpointing=none" in answers.smallest_gpu_text
 

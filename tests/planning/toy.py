@@ -14,9 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from tightfit.backends import load_backend
+from tightfit.backends.measurements import ModelSize
 from tightfit.devices import MIB, Device
+from tightfit.errors import ModelError
 from tightfit.planning.allocator.settings import AllocatorSettings
-from tightfit.planning.estimate import Tools
+from tightfit.planning.estimate import Margin, Tools
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace, UntracedMemory
@@ -121,8 +123,19 @@ class Toy:
                     for op, times in trace.step_ops())
         return StepTime(seconds=total)
 
-    def tools(self) -> Tools:
-        return Tools(predict=self.predict, replay=replay, step_time=self.seconds, mfu=lambda r, d, s: 0.5)
+    def tools(self, margin: Margin | None = None) -> Tools:
+        return toy_tools(self.predict, self.seconds, replay, margin)
+
+
+def toy_tools(predict, step_time, replay, margin: Margin | None = None) -> Tools:
+    """Tools that know no model's size, and of each trace what it says of itself."""
+
+    def size_of_none(recipe: Recipe) -> ModelSize:
+        raise ModelError("model: its size is not known")
+
+    return Tools(predict=predict, replay=replay, step_time=step_time, mfu=lambda r, d, s: 0.5,
+                 margin=margin or Margin(), untraced=lambda r, d, trace: trace.untraced,
+                 model_size=size_of_none)
 
 
 def replay(trace: Trace, capacity: int | None, settings: AllocatorSettings, wasted=Fraction(1, 30)):

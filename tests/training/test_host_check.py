@@ -12,7 +12,7 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import Device, find_device, with_memory
 from tightfit.errors import Refused
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Margin, predict_memory
+from tightfit.planning.estimate import predict_memory
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
 from tightfit.system import HostMemory
@@ -37,7 +37,7 @@ def recipe_of(**fields: Any) -> Recipe:
 
 def needs(recipe: Recipe, device: Device = A10) -> int:
     backend = load_backend("pytorch")
-    return predict_memory(backend.predict(recipe, device), recipe, device, standard_tools(backend), Margin()).host
+    return predict_memory(backend.predict(recipe, device), recipe, device, standard_tools(backend)).host
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, total: int, free: int, device: Device = A10) -> list[str]:

@@ -19,7 +19,7 @@ from tightfit.devices import Device
 from tightfit.errors import RecipeError, UnknownRecipe
 from tightfit.planner import target_for
 from tightfit.planning.costs import Memory
-from tightfit.planning.estimate import Margin, predict_memory
+from tightfit.planning.estimate import predict_memory
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.planning.timing.step_time import step_time
@@ -141,7 +141,7 @@ def _memory(profile: Profile) -> Memory:
     """The memory that a plan of the recipe has, evaluation and saving included."""
     assert profile.predicted is not None
     tools = standard_tools(load_backend(profile.recipe.backend.name))
-    return predict_memory(profile.predicted, profile.recipe, profile.device, tools, Margin())
+    return predict_memory(profile.predicted, profile.recipe, profile.device, tools)
 
 
 def _peaks(memory: Memory, device: Device) -> dict[str, float]:

@@ -123,10 +123,7 @@ def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> No
     if extreme.startswith("model=") and (name is None or "=" in name):
         overrides = [*([name] if name else []), *overrides]
         name = models_like(extreme.partition("=")[2])[0]
-    if name is not None and arguments is not None and "=" in name:
-        overrides.insert(0, name)
-        name = None
-    elif name is not None:
+    if name is not None:
         name, overrides = name_and_overrides([name, *overrides])
 
     def recipe_on(cuda: bool) -> Recipe:

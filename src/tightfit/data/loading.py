@@ -34,7 +34,6 @@ class GlobalBatchLoader:
 
     def __init__(self, samples: Samples, recipe: Recipe) -> None:
         """`recipe.micro_batch_size` must be resolved. Raises DataError for fewer samples than a global batch."""
-        assert recipe.micro_batch_size != "auto"
         if len(samples) < recipe.batch_size:
             kind = "sample is" if len(samples) == 1 else "samples are"
             raise DataError(
@@ -43,7 +42,7 @@ class GlobalBatchLoader:
             )
         self.samples = samples
         self.batch_size = recipe.batch_size
-        self.micro_batch_size = recipe.micro_batch_size
+        self.micro_batch_size = recipe.resolved_micro_batch
         self.seed = recipe.seed
         self._order: tuple[int, Array] | None = None
         self._part = WHOLE
@@ -99,8 +98,7 @@ def evaluation_global_batches(
 ) -> Iterator[GlobalBatch]:
     """Global batches over at most `eval_samples` samples, evenly spread and in order; the same each time. part: as of
     `make_global_batch`."""
-    size, micro = recipe.batch_size, recipe.micro_batch_size
-    assert micro != "auto"
+    size, micro = recipe.batch_size, recipe.resolved_micro_batch
     total = min(len(samples), recipe.eval_samples)
     spread = np.arange(total) * len(samples) // max(total, 1)
     for start in range(0, total, size):

@@ -10,7 +10,6 @@ from functools import partial
 from tightfit.devices import GIB
 from tightfit.planning.costs import Estimate, Memory, Time
 from tightfit.planning.plan import Candidate, Plan, choices_of
-from tightfit.planning.search.space import ALLOCATOR
 from tightfit.planning.search.wording import field_text, value_text
 from tightfit.planning.timing.copies import Copies
 from tightfit.recipe import Recipe
@@ -50,14 +49,13 @@ def as_written(recipe: Recipe) -> str:
 def techniques(recipe: Recipe) -> str:
     """The same without the micro-batch."""
     fields = [field for field in choices_of(recipe) if field != "micro_batch_size"]
-    fields += [ALLOCATOR] if recipe.expandable_segments is True else []
+    fields += ["expandable_segments"] if recipe.expandable_segments is True else []
     return " ".join(field_text(field, getattr(recipe, field)) for field in fields)
 
 
 def batches(recipe: Recipe) -> str:
     """Micro-batch x accumulation."""
-    micro = recipe.micro_batch_size
-    assert micro != "auto"
+    micro = recipe.resolved_micro_batch
     return f"{micro} x {math.ceil(recipe.parallel.of_one_process(recipe).batch_size / micro)}"
 
 

@@ -28,8 +28,7 @@ def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, s
             raise Refused("compile: DataParallel copies the model anew at every step; write compile=off")
         if not isinstance(recipe.loss, Plain):
             raise Refused("loss: DataParallel runs copies of the head at once; write loss=plain")
-        micro = recipe.micro_batch_size
-        assert micro != "auto"
+        micro = recipe.resolved_micro_batch
         both = recipe.override(parallel="dp", micro_batch_size=min(DEVICES * micro, recipe.batch_size))
         if reasons := both.refusals(device):
             raise Refused("; ".join(reasons))

@@ -26,7 +26,7 @@ from tightfit.ladder.rows import OURS, Machine, Status
 from tightfit.ladder.rungs import card
 from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Margin, predict_memory, steps_alone
+from tightfit.planning.estimate import predict_memory, steps_alone
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.search.search import check_length
@@ -120,7 +120,7 @@ def predict(job: Job) -> Outcome:
         raise Refused("; ".join(refused))
     trace = backend.predict(recipe, target.device)
     tools = standard_tools(backend, target.calibration)
-    memory = predict_memory(steps_alone(trace), recipe, target.device, tools, Margin())
+    memory = predict_memory(steps_alone(trace), recipe, target.device, tools)
     timed = tools.step_time(trace, recipe, target.device)
     return Outcome(values={
         "fits": memory.verdict, "step_seconds": timed.seconds, "calibrated": timed.calibrated,
@@ -148,7 +148,7 @@ def largest_batch(recipe: Recipe, within: Recipe, target: Target, backend: Backe
 
     def needs(asked: Recipe) -> int:
         trace = steps_alone(backend.predict(asked, target.device))
-        return predict_memory(trace, asked, target.device, tools, Margin()).peak_reserved
+        return predict_memory(trace, asked, target.device, tools).peak_reserved
 
     def at(batch: int) -> Recipe:
         return recipe.override(batch_size=batch, micro_batch_size=batch)

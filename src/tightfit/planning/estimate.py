@@ -23,26 +23,6 @@ millisecond to 1.2 for 1 to 64 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tools:
-    """The functions that planning is done with.
-
-    predict: a resolved recipe's trace on a device. Raises Refused or ModelError for what cannot be built.
-    replay: a trace through the device's allocator, of so many bytes or without end, as its settings have it.
-    step_time: the time of the trace's last step.
-    mfu: model FLOPs utilization, as a share, of a step that takes so many seconds; 0 where the peak is not known.
-    untraced: what a trace that was made from another recipe's or device's does not show; None: the same as that one.
-    model_size: size of the model that a recipe names; raises ModelError. None where it is not known.
-    """
-
-    predict: Callable[[Recipe, Device], Trace]
-    replay: Callable[[Trace, int | None, AllocatorSettings], Replay]
-    step_time: Callable[[Trace, Recipe, Device], StepTime]
-    mfu: Callable[[Recipe, Device, float], float]
-    untraced: Callable[[Recipe, Device, Trace], list[UntracedMemory]] | None = None
-    model_size: Callable[[Recipe], ModelSize] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Margin:
     """Memory that is to stay free: of a device a share of all of it and a fixed number of bytes, and a share of the
     host's.
@@ -58,27 +38,44 @@ class Margin:
         return round(self.share * device.memory_bytes) + self.fixed
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """The functions that planning is done with.
+
+    predict: a resolved recipe's trace on a device. Raises Refused or ModelError for what cannot be built.
+    replay: a trace through the device's allocator, of so many bytes or without end, as its settings have it.
+    step_time: the time of the trace's last step.
+    mfu: model FLOPs utilization, as a share, of a step that takes so many seconds; 0 where the peak is not known.
+    untraced: what a trace that was made from another recipe's or device's does not show.
+    model_size: size of the model that a recipe names; raises ModelError.
+    margin: what is to stay free.
+    """
+
+    predict: Callable[[Recipe, Device], Trace]
+    replay: Callable[[Trace, int | None, AllocatorSettings], Replay]
+    step_time: Callable[[Trace, Recipe, Device], StepTime]
+    mfu: Callable[[Recipe, Device, float], float]
+    untraced: Callable[[Recipe, Device, Trace], list[UntracedMemory]]
+    model_size: Callable[[Recipe], ModelSize]
+    margin: Margin = Margin()
+
+
 def capacity(trace: Trace, device: Device) -> int:
     """Bytes of the device's memory outside its context."""
-    return max(device.memory_bytes - untraced(trace, "context"), 0)
+    return max(device.memory_bytes - trace.untraced_bytes("context"), 0)
 
 
-def untraced(trace: Trace, where: str) -> int:
-    """Bytes that tracing does not see, in `context`, `allocator` or `host`."""
-    return sum(figure.bytes for figure in trace.untraced if figure.where == where)
-
-
-def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin: Margin) -> Memory:
+def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> Memory:
     """The memory of a resolved recipe's trace on the device and in the host, and how well it fits both."""
     settings = settings_of(recipe)
     if device.kind == "cpu":
         trace = merge_host_into_device(trace)
-    room, spare = capacity(trace, device), margin.of(device)
+    room, spare = capacity(trace, device), tools.margin.of(device)
     given_back, pieces = 0, 0
     retries: Sequence[tuple[int, int]] = ()
     if device.kind == "cpu" or trace.laid_out:  # no caching allocator: reserved is allocated, and nothing is rounded
         tick, allocated = trace.peak()
-        reserved = allocated = allocated + untraced(trace, "allocator")
+        reserved = allocated = allocated + trace.untraced_bytes("allocator")
         missing = max(reserved - room, 0)
         rank = FitRank.SAFE if reserved <= room - spare else FitRank.TIGHT if reserved <= room else FitRank.NONE
     else:
@@ -93,15 +90,15 @@ def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools, m
         # with all that it would take without end, it fits; a tight allocator can be said to miss more
         missing = 0 if rank.fits else min(replayed.missing, max(reserved - room, 0))
     fullest, kept = trace.peak(place=Place.HOST)
-    host = kept + untraced(trace, "host")
+    host = kept + trace.untraced_bytes("host")
     there = device.host_bytes // device.cards  # of its machine's
-    host_spare = round(margin.host * there)
+    host_spare = round(tools.margin.host * there)
     lacking = max(host - there + host_spare, 0) if kept and there else 0  # what loading takes is the run's
     return Memory(
         fit_rank=FitRank.NONE if lacking else rank,
         peak_allocated=allocated,
         peak_reserved=reserved,
-        context=untraced(trace, "context"),
+        context=trace.untraced_bytes("context"),
         host=host,
         host_missing=lacking,
         host_margin=host_spare,
@@ -165,11 +162,11 @@ def running_at(trace: Trace, tick: int) -> str:
     return names.get(span.name, span.name)
 
 
-def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, margin: Margin | None = None) -> Estimate:
+def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> Estimate:
     """Memory and time of a resolved recipe, from its trace."""
     timed = inference_time if recipe.mode == "inference" else training_time
     time, notes = timed(trace, recipe, device, tools)
-    memory = predict_memory(trace, recipe, device, tools, margin or Margin())
+    memory = predict_memory(trace, recipe, device, tools)
     time, emptied = _emptying(time.longer(memory.taken_again * SEGMENT_SECONDS), memory, recipe)
     return Estimate(memory=memory, time=time, untraced=tuple(trace.untraced),
                     notes=tuple(dict.fromkeys([*trace.notes, *notes, *memory.notes, *emptied])))

@@ -203,7 +203,7 @@ def _largest(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     found = Finding(share=worst.bytes / peak, sentence=f"the largest array at the peak is {worst.dtype} "
                     f"{text.shape(worst.shape)}, {text.size(worst.bytes)}: {source}{more}",
                     derived="no field of the recipe makes them smaller")
-    yield _with_less_memory(found, recipe, together=together, scores=together if fused and _is_half(recipe) else 0,
+    yield _with_less_memory(found, recipe, together=together, scores=together if fused and recipe.is_half else 0,
                             in_blocks=together if worst.module.startswith(BLOCKS) else 0,
                             kernel=" attention.kernel=cudnn")
 
@@ -220,7 +220,7 @@ def _with_less_memory(
     if scores:
         return replace(found, change=f"attention=sdpa{kernel}", bytes=scores,
                        derived="a fused kernel keeps no matrix of scores")
-    if in_blocks and recipe.checkpointing != "auto" and not recipe.checkpointing.recomputes:
+    if in_blocks and not recipe.recomputes:
         return replace(found, change="checkpointing=every-block", bytes=in_blocks,
                        derived="the backward pass computes a block's arrays again instead of keeping every block's")
     if isinstance(micro, int) and micro > 1:
@@ -232,10 +232,6 @@ def _with_less_memory(
 
 def _keeps_scores(recipe: Recipe) -> bool:
     return recipe.attention != "auto" and recipe.attention.keeps_scores
-
-
-def _is_half(recipe: Recipe) -> bool:
-    return recipe.precision != "auto" and recipe.precision.is_half
 
 
 def _stacked(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:

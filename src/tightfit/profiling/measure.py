@@ -20,7 +20,7 @@ from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory, RecipeError, TightfitError
 from tightfit.files import replacing
-from tightfit.planning.estimate import capacity, untraced
+from tightfit.planning.estimate import capacity
 from tightfit.planning.plan import Plan
 from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.suggestions import with_suggestions
@@ -229,7 +229,7 @@ def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
             Phase.DATA: timed.data, Phase.FORWARD: timed.forward, Phase.BACKWARD: timed.recompute + timed.backward,
             Phase.OPTIMIZER: timed.optimizer,
         },
-        "predicted_peak_bytes": trace.peak(last.start, last.stop)[1] + untraced(trace, "allocator"),
+        "predicted_peak_bytes": trace.peak(last.start, last.stop)[1] + trace.untraced_bytes("allocator"),
         "capacity_bytes": capacity(trace, target.device),
         "lanes": {"predicted": step_lanes(trace, recipe, target.device, target.calibration)} if timed.copies else {},
         "notes": tuple(trace.notes),

@@ -112,7 +112,8 @@ def name_and_overrides(words: Sequence[str]) -> tuple[str, list[str]]:
         return words[0], list(words[1:])
     model = next((word.partition("=")[2] for word in reversed(words) if word.startswith("model=")), "")
     if not model:
-        raise RecipeError(f"RECIPE is missing before {words[0]}; write model=... too, or first {RECIPES}")
+        raise RecipeError(f"RECIPE is missing before {words[0]}; write a model too, such as model=gpt2, or first "
+                          f"{RECIPES}")
     return model, list(words)
 
 

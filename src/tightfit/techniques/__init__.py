@@ -100,6 +100,13 @@ class TechniqueFacts:
         return recipe.trainable.share * learned + (1 - recipe.trainable.share) * frozen
 
     @property
+    def resolved_micro_batch(self) -> int:
+        """Samples of a micro-batch of a recipe that leaves it open no longer."""
+        micro = cast("Recipe", self).micro_batch_size
+        assert micro != "auto", "resolve the recipe first"
+        return micro
+
+    @property
     def tf32(self) -> bool:
         """Whether its matrix products of fp32 tensors may use the tensor cores."""
         return self.precision != "auto" and self.precision.tf32

@@ -223,6 +223,10 @@ class Trace:
     notes: list[str] = field(default_factory=list)
     laid_out: bool = False
 
+    def untraced_bytes(self, where: str) -> int:
+        """Bytes that tracing does not see, in `context`, `allocator` or `host`."""
+        return sum(figure.bytes for figure in self.untraced if figure.where == where)
+
     def span(self, name: str) -> Span:
         """The first span of that name. Raises KeyError where there is none."""
         for span in self.spans:

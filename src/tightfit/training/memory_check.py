@@ -52,8 +52,7 @@ def _check_on_processor(
     if rough_bytes(recipe, backend, config) * recipe.parallel.process_count < free:
         return
     facts_of(config, recipe).check_length(recipe.seq_len)
-    micro = recipe.micro_batch_size
-    assert micro != "auto"
+    micro = recipe.resolved_micro_batch
     peak_of = cache(lambda samples: _peak(recipe.override(micro_batch_size=samples), device, backend))
     peak = peak_of(micro)
     if peak <= free:
@@ -72,10 +71,10 @@ def _check_on_processor(
 
 def _peak(recipe: Recipe, device: Device, backend: Backend) -> int:
     """Bytes that a step is predicted to take, in all processes."""
-    from tightfit.planning.estimate import steps_alone, untraced
+    from tightfit.planning.estimate import steps_alone
 
     trace = steps_alone(backend.predict(recipe, device))
-    return (trace.peak()[1] + untraced(trace, "allocator")) * recipe.parallel.process_count
+    return (trace.peak()[1] + trace.untraced_bytes("allocator")) * recipe.parallel.process_count
 
 
 def _advice(recipe: Recipe, device: Device, fits: int | None, least: int) -> str:
@@ -101,9 +100,10 @@ def _check_beside_gpu(
     from tightfit.planning.standard_tools import standard_tools
 
     device = replace(device, host_bytes=memory.total)
+    tools = replace(standard_tools(backend), margin=Margin(host=0))
 
     def memory_of(recipe: Recipe) -> Memory:
-        return predict_memory(backend.predict(recipe, device), recipe, device, standard_tools(backend), Margin(host=0))
+        return predict_memory(backend.predict(recipe, device), recipe, device, tools)
 
     found = memory_of(recipe)
     needed, missing = found.host, found.host_missing
@@ -143,8 +143,7 @@ def rough_bytes(recipe: Recipe, backend: Backend, config: Any = None) -> float:
     """A bound on what a step takes, as if every value that a forward pass makes were kept with its gradient, in fp32,
     attention's scores written out; infinite where that is not known. Raises ModelError for a model that cannot be
     built."""
-    assert recipe.micro_batch_size != "auto"
     assert recipe.optimizer != "auto"
     found = backend.model_size(recipe, config)
     states = found.parameters * (8 + recipe.optimizer.bytes_beside(None))
-    return states + 8.0 * recipe.micro_batch_size * found.values if found.values else math.inf
+    return states + 8.0 * recipe.resolved_micro_batch * found.values if found.values else math.inf

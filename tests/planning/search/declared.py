@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tests.planning.toy import replay as toy_replay
-from tightfit.planning.estimate import Tools
+from tests.planning.toy import toy_tools
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.trace import Allocation, Category, Span, Trace
 
@@ -56,8 +56,8 @@ class Declared:
         speed /= self.recomputing if recipe.checkpointing.recomputes else 1.0
         return StepTime(seconds=recipe.batch_size * recipe.seq_len / speed)
 
-    def tools(self):
-        return Tools(predict=self.predict, replay=replay, step_time=self.seconds, mfu=lambda r, d, s: 0.5)
+    def tools(self, margin=None):
+        return toy_tools(self.predict, self.seconds, replay, margin)
 
 
 replay = partial(toy_replay, wasted=0)

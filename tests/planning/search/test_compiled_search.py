@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.planning.toy import toy_tools
 from tightfit.devices import find_device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.costs import FitRank
-from tightfit.planning.estimate import Tools
 from tightfit.planning.search.search import COMPILATIONS, search
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
@@ -47,8 +47,8 @@ class Compiler:
         return trace
 
     def tools(self):
-        return Tools(predict=self.predict, replay=lambda trace, room, settings: pytest.fail("no allocator is asked"),
-                     step_time=self.seconds, mfu=lambda recipe, device, seconds: 0.5)
+        return toy_tools(self.predict, self.seconds,
+                         lambda trace, room, settings: pytest.fail("no allocator is asked"))
 
     def seconds(self, trace, recipe, device):
         slow = SPEED[recipe.checkpointing.name] * (1.4 if recipe.backend.layers == "scanned" else 1.0)

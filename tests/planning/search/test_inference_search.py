@@ -10,9 +10,10 @@ import pytest
 
 from tests.planning.ops import gpu
 from tests.planning.search.declared import replay
+from tests.planning.toy import toy_tools
 from tightfit.backends import load_backend
 from tightfit.errors import ModelError, Refused
-from tightfit.planning.estimate import Margin, Tools
+from tightfit.planning.estimate import Margin
 from tightfit.planning.search.search import search
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
@@ -68,12 +69,12 @@ class Toy:
         def timed(trace, recipe, device):
             return StepTime(seconds=seconds(recipe) * sum(times for _, times in trace.step_ops()) + 7.0, data=7.0)
 
-        return Tools(predict=self.predict, replay=replay, step_time=timed, mfu=lambda r, d, s: 0.5)
+        return toy_tools(self.predict, timed, replay, Margin(share=0.0, fixed=0))
 
 
 def found(recipe, device, **kwargs):
     toy = Toy()
-    return search(recipe, device, toy.tools(), margin=Margin(share=0.0, fixed=0), **kwargs), toy
+    return search(recipe, device, toy.tools(), **kwargs), toy
 
 
 def chosen(plan):

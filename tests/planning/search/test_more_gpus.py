@@ -29,13 +29,13 @@ PINNED = {
     "optimizer": "adamw", "attention": "sdpa", "loss": "plain", "checkpointing": "none", "compile": "off",
     "offload": "none", "expandable_segments": False,
 }  # fmt: skip
-TOOLS = standard_tools(load_backend("pytorch"))
+TOOLS = replace(standard_tools(load_backend("pytorch")), margin=Margin(share=0.0, fixed=0))
 CARD = find_device("rtx-3090")
 
 
 def planned(cluster: Cluster, memory: int = CARD.memory_bytes, **changes) -> Plan:
     recipe = Recipe.from_dict({**PINNED, **changes})
-    return search(recipe, cluster.on(replace(CARD, memory_bytes=memory)), TOOLS, margin=Margin(share=0.0, fixed=0))
+    return search(recipe, cluster.on(replace(CARD, memory_bytes=memory)), TOOLS)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_where_the_hosts_memory_is_too_small_a_drive_is_named_with_its_bytes(two
     process gathers weights twice."""
     recipe = Recipe.from_dict({**PINNED, "parallel": {"name": "fsdp", "cpu_offload": True}})
     device = replace(Cluster(cards=2).on(CARD), host_bytes=32 * MIB)
-    found = search(recipe.with_processes(2), device, TOOLS, margin=Margin(share=0.0, fixed=0))
+    found = search(recipe.with_processes(2), device, TOOLS)
     assert found.chosen is None
     parameters = two.chosen.estimate.memory.by_category["weights"] // 4
     said = found.answers.more_gpus

@@ -24,7 +24,7 @@ SPEEDS = {("bf16", "adamw"): 11_000, ("fp32", "adamw"): 4_000, ("fp32", "adamw-8
 
 
 def of(model, gib, catalogue=(), **fields):
-    return search(Recipe.from_dict({**COMMON, **fields}), gpu(gib * GIB), model.tools(), margin=MARGIN,
+    return search(Recipe.from_dict({**COMMON, **fields}), gpu(gib * GIB), model.tools(MARGIN),
                   catalogue=catalogue)
 
 

@@ -11,6 +11,7 @@ from tests.display.plans import CARD, GIB, candidate, estimate, streamed
 from tests.planning.search.declared import Declared
 from tightfit.backends.measurements import ModelSize
 from tightfit.planning.defaults import resolve
+from tightfit.planning.estimate import Margin
 from tightfit.planning.host_shares import KINDS
 from tightfit.planning.plan import Answers, Plan
 from tightfit.planning.search.budget import TraceBudget
@@ -69,7 +70,8 @@ def test_what_the_host_lacks_has_to_find_room_on_the_device():
 
 def test_of_what_is_equally_fast_the_least_memory_counts_the_hosts():
     space = Space(Recipe.from_dict(FIELDS), CARD)
-    search_so_far = Exploration(space, InProcess(Declared(1e9, GIB, {}).tools()), TraceBudget(limit=1))
+    search_so_far = Exploration(space, InProcess(Declared(1e9, GIB, {}).tools()), TraceBudget(limit=1),
+                                margin=Margin())
     more_of_the_host, more_of_the_card = (space.defaults, 1), (space.defaults, 2)
     search_so_far.found = {more_of_the_host: evaluated(peak_reserved=8 * GIB, host=100 * GIB),
                            more_of_the_card: evaluated(peak_reserved=10 * GIB, host=10 * GIB)}

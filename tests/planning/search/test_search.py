@@ -35,7 +35,7 @@ def brute_force(toy, recipe, device):
     """The choice by the documented rule among every combination at every micro-batch, each traced itself, as speed,
     fit and what changes numerics; None where nothing fits."""
     space = Space(recipe, device)
-    whole = Exploration(space, InProcess(toy.tools(), MARGIN), TraceBudget(limit=10**9))
+    whole = Exploration(space, InProcess(toy.tools(MARGIN)), TraceBudget(limit=10**9), margin=MARGIN)
     whole.evaluate([(choice, micro) for choice in space.combinations for micro in space.sizes])
     best = choose(whole)
     kept = {pair: found for pair, found in whole.found.items() if space.level(pair[0]) == (0, 0)}
@@ -58,7 +58,7 @@ def of(toy, memory, device=None, **fields):
     """The toy's plan on a device of so many bytes."""
     aligned = {"vocab_size": 50_304}  # or the gain from padding it would be asked for
     recipe = Recipe.from_dict({"batch_size": 16, "loading": {"workers": 2}, **FEWER, **aligned, **fields})
-    return search(recipe, device or gpu(memory), toy.tools(), margin=MARGIN)
+    return search(recipe, device or gpu(memory), toy.tools(MARGIN))
 
 
 @pytest.mark.parametrize(("allow_numerics", "batch", "seeds"), [(False, 8, (12, 15, 27, 39)), (True, 4, (13,))])
@@ -70,9 +70,9 @@ def test_finds_what_brute_force_finds(allow_numerics, batch, seeds):
         recipe = Recipe(batch_size=batch, compile="off", allow_numerics=allow_numerics, loading={"workers": 2}, **FEWER)
         speed, safe, numerics = brute_force(toy, recipe, device)
         toy.calls.clear()
-        plan = search(recipe, device, toy.tools(), margin=MARGIN)
+        plan = search(recipe, device, toy.tools(MARGIN))
         assert len(toy.calls) == plan.predictions <= TRACES
-        truth = estimate(toy.predict(plan.recipe, device), plan.recipe, device, toy.tools(), MARGIN)
+        truth = estimate(toy.predict(plan.recipe, device), plan.recipe, device, toy.tools(MARGIN))
         assert plan.chosen.estimate == truth
         assert (truth.fit_rank.is_safe, plan.chosen.changes_numerics) == (safe, numerics), seed
         assert truth.time.samples_per_second >= speed / (1 + CLOCK_ERROR), seed
@@ -88,7 +88,7 @@ def test_a_compiler_is_weighed_however_short_a_run_is_and_a_note_says_where_it_d
     default = of(toy, 1 << 34, **pins)  # whose length nobody asked for
     assert not any(note.startswith("compile:") for note in default.notes)
     recipe = Recipe.from_dict({"batch_size": 16, "max_steps": 10, "loading": {"workers": 2}, **FEWER, **pins})
-    run = search(recipe, gpu(1 << 34), toy.tools(), margin=MARGIN, for_run=True)
+    run = search(recipe, gpu(1 << 34), toy.tools(MARGIN), for_run=True)
     assert run.recipe.compile.name == "off"
 
 
@@ -112,8 +112,8 @@ def test_of_what_none_can_tell_apart_the_one_with_less_memory_is_taken(shared, c
 
     pins = {"compile": "off", "checkpointing": "none", "precision": "bf16", **FEWER}
     recipe = Recipe.from_dict({"batch_size": 64, "vocab_size": 50_304, **pins})
-    exploration = Exploration(Space(recipe, gpu(1 << 34)), InProcess(replace(toy.tools(), step_time=seconds), MARGIN),
-                              TraceBudget(limit=99))
+    exploration = Exploration(Space(recipe, gpu(1 << 34)), InProcess(replace(toy.tools(MARGIN), step_time=seconds)),
+                              TraceBudget(limit=99), margin=MARGIN)
     choice = exploration.space.defaults
     exploration.evaluate([(choice, 2), (choice, 4)])
     assert choose(exploration) == (choice, chosen)
@@ -131,9 +131,9 @@ def test_eager_attention_is_weighed_on_processors_alone():
         return StepTime(seconds=slower * toy.seconds(trace, recipe, device).seconds)
 
     recipe = Recipe(batch_size=4, compile="off", checkpointing="none", precision="bf16", loading={"workers": 2})
-    tools = replace(toy.tools(), predict=predict, step_time=seconds)
+    tools = replace(toy.tools(MARGIN), predict=predict, step_time=seconds)
     for device in (Device(kind="cpu", name="CPU", memory_bytes=1 << 34), gpu(1 << 34)):
-        plan = search(recipe, device, tools, margin=MARGIN)
+        plan = search(recipe, device, tools)
         assert plan.recipe.attention.name == ("eager" if device.kind == "cpu" else "sdpa")
     assert ("cuda", "eager") not in tried
 
@@ -149,7 +149,7 @@ def test_micro_batches_of_ever_longer_traces_are_left_alone(monkeypatch):
         return replace(trace, ops=[*trace.ops[:1] * 8 * recipe.micro_batch_size, *trace.ops])
 
     recipe = Recipe(batch_size=10**5, compile="off", loading={"workers": 2}, precision="bf16", **FEWER)
-    plan = search(recipe, gpu(1 << 40), replace(toy.tools(), predict=growing), margin=MARGIN)
+    plan = search(recipe, gpu(1 << 40), replace(toy.tools(MARGIN), predict=growing))
     assert any(note.startswith("micro-batches above 16 were not looked at") for note in plan.notes)
 
 
@@ -165,9 +165,10 @@ def test_no_choice_is_worse_than_one_of_its_own_pinnings(field):
 
 def test_keeps_to_a_smaller_number_of_traces_and_says_what_was_left_out(monkeypatch):
     monkeypatch.setattr("tightfit.planning.search.budget.ANSWERS", 0)
+    monkeypatch.setattr("tightfit.planning.search.search.TRACES", 8)
     toy = Toy.drawn(15)
     recipe = Recipe.from_dict({"batch_size": 16, **FEWER})
-    plan = search(recipe, gpu(memory_for(toy, 15)), toy.tools(), margin=MARGIN, traces=8)
+    plan = search(recipe, gpu(memory_for(toy, 15)), toy.tools(MARGIN))
     assert len(toy.calls) == plan.predictions <= 8
     assert any("not traced" in note for note in plan.notes)
     assert plan.recipe
@@ -176,7 +177,8 @@ def test_keeps_to_a_smaller_number_of_traces_and_says_what_was_left_out(monkeypa
 def test_explaining_traces_nothing():
     toy = Toy.drawn(16)
     recipe = Recipe(batch_size=16, loading={"workers": 2})
-    found = Exploration(Space(recipe, gpu(memory_for(toy, 15))), InProcess(toy.tools(), MARGIN), TraceBudget(limit=40))
+    found = Exploration(Space(recipe, gpu(memory_for(toy, 15))), InProcess(toy.tools(MARGIN)), TraceBudget(limit=40),
+                        margin=MARGIN)
     explore(found)
     evaluate_comparisons(found)
     made = len(toy.calls)

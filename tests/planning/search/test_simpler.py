@@ -9,6 +9,7 @@ import pytest
 
 from tests.planning.search.declared import GIB, Declared
 from tightfit.devices import find_device
+from tightfit.planning.estimate import Margin
 from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import evaluate_comparisons
@@ -29,7 +30,7 @@ def test_what_waits_in_host_memory_is_tried_on_the_device_that_has_room_for_it(p
     pinned = {"batch_size": 64, "precision": "fp32", "checkpointing": "none", "loss": "plain", "optimizer": "adamw"}
     tools = Declared(parameters=parameters, sample=0.2 * GIB, speeds={("fp32", "adamw"): 1e4}, compiled=FASTER).tools()
     space = Space(Recipe.from_dict(pinned), find_device("t4"))
-    exploration = Exploration(space, InProcess(tools), TraceBudget(limit=20))
+    exploration = Exploration(space, InProcess(tools), TraceBudget(limit=20), margin=Margin())
 
     def with_values(**values):
         choice = space.defaults
@@ -49,7 +50,7 @@ def test_what_waits_in_host_memory_is_tried_on_the_device_that_has_room_for_it(p
 def test_nothing_is_tried_where_nothing_is_undone():
     tools = Declared(parameters=1e8, sample=0.2 * GIB, speeds={("fp32", "adamw"): 1e4}).tools()
     space = Space(Recipe(batch_size=16), replace(find_device("t4"), memory_bytes=64 * GIB))
-    exploration = Exploration(space, InProcess(tools), TraceBudget(limit=20))
+    exploration = Exploration(space, InProcess(tools), TraceBudget(limit=20), margin=Margin())
     exploration.evaluate([(space.defaults, 8)])
     _try_simpler(exploration)
     assert list(exploration.found) == [(space.defaults, 8)]
@@ -69,7 +70,8 @@ def test_where_larger_micro_batches_are_slower_smaller_ones_are_tried():
               "compile": "off", "attention": "sdpa", "precision": "bf16"}
     toy = Cached(parameters=1e8, sample=0.01 * GIB, speeds={("bf16", "adamw"): 1e4})
     space = Space(Recipe.from_dict(pinned), find_device("l4"))
-    exploration, only = Exploration(space, InProcess(toy.tools()), TraceBudget(limit=20)), space.defaults
+    exploration = Exploration(space, InProcess(toy.tools()), TraceBudget(limit=20), margin=Margin())
+    only = space.defaults
     exploration.evaluate([(only, 16)])
     evaluate_comparisons(exploration)
     assert [micro for _, micro in exploration.found] == [16, 32, 8, 4]

@@ -12,7 +12,7 @@ from tightfit.errors import Refused
 from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import capacity as room
 from tightfit.planning.search.evaluate import InProcess
-from tightfit.planning.search.space import Space, micro_batch_sizes
+from tightfit.planning.search.space import Space, sizes_to_try
 from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.recipe import Recipe
 from tightfit.techniques.checkpointing import EveryNth
@@ -32,7 +32,7 @@ def names(recipe, device, slot, level=None):
     (61, [1, 2, 4, 8, 16, 32, 61]), (100, [1, 2, 4, 5, 10, 25, 50, 100]),
 ])
 def test_micro_batches_divide_the_batch_where_they_can(batch, expected):
-    assert micro_batch_sizes(batch) == expected
+    assert sizes_to_try(batch) == expected
 
 
 def test_a_pinned_micro_batch_stays_and_generating_has_one():

@@ -96,14 +96,12 @@ class Build:
     @property
     def rows(self) -> int:
         """Rows of a micro-batch, as many on each device."""
-        assert self.recipe.micro_batch_size != "auto", "resolve the recipe first"
-        return -(-self.recipe.micro_batch_size // len(self.devices)) * len(self.devices)
+        return -(-self.recipe.resolved_micro_batch // len(self.devices)) * len(self.devices)
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches of a full global batch."""
-        assert self.recipe.micro_batch_size != "auto", "resolve the recipe first"
-        return -(-self.recipe.batch_size // self.recipe.micro_batch_size)
+        return -(-self.recipe.batch_size // self.recipe.resolved_micro_batch)
 
     def _sharding(self, *axes: str | None) -> NamedSharding:
         mesh = Mesh(np.asarray(self.devices), (BATCH_AXIS,), axis_types=(AxisType.Auto,))

@@ -80,8 +80,7 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
         raise Refused("accumulation, update, offload: what works block by block needs tightfit's own step; write "
                       "accumulation=loop update=after-backward offload=none, or train with tightfit.Trainer")
     assert recipe.precision != "auto"
-    assert recipe.micro_batch_size != "auto"
-    accumulation = math.ceil(recipe.batch_size / recipe.micro_batch_size)
+    accumulation = math.ceil(recipe.batch_size / recipe.resolved_micro_batch)
     dtype = recipe.precision.activations_in if recipe.precision.autocast else "float32"
     return Applied(
         model=build.model,

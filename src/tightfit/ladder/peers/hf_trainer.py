@@ -93,8 +93,7 @@ def run_with_liger(recipe: Recipe, device: Device, warm_up: int, steps: int) -> 
 def _unsaid(recipe: Recipe, device: Device) -> list[str]:
     """Sentences on what no argument says."""
     assert recipe.precision != "auto"
-    micro, reasons = recipe.micro_batch_size, []
-    assert micro != "auto"
+    micro, reasons = recipe.resolved_micro_batch, []
     if recipe.batch_size % micro:
         reasons.append(f"batch_size: {recipe.batch_size} is no multiple of micro_batch_size {micro}, and the Trainer "
                        "accumulates whole micro-batches only; write another")

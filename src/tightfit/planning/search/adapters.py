@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tightfit.planning.search.budget import TraceBudgetExceeded
-from tightfit.planning.search.exploration import MICRO, Exploration
+from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.wording import choices_text
 from tightfit.text import size
 
@@ -39,6 +39,6 @@ def adapters(exploration: Exploration) -> str:
             found.append(f"{written} would take {used}" + ("" if cost.fit_rank.is_safe else ", which does not fit"))
     if not found:
         return ""
-    rest = choices_text(least, None, (MICRO, "checkpointing"))
+    rest = choices_text(least, None, ("micro_batch_size", "checkpointing"))
     return (f"{', and '.join(found)}, with {rest}: small factors are trained beside frozen weights, which "
             "changes what is learned.")

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tightfit.devices import Device
-from tightfit.planning.estimate import Margin
 from tightfit.planning.plan import Answers
 from tightfit.planning.search.adapters import adapters
 from tightfit.planning.search.changes import smallest_change
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.explain import trade_off, why
-from tightfit.planning.search.exploration import MICRO, Exploration
+from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.gains import gain_of_opening, misalignments
 from tightfit.planning.search.host_memory import enough_host_memory, offload_pinned_off
 from tightfit.planning.search.more_gpus import more_gpus, scaling
@@ -22,7 +21,7 @@ from tightfit.planning.search.wording import field_text
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
-TRAINING_ALONE = (MICRO, *(slot for slot, variants in SLOTS.items() if variants[0].trains_only))
+TRAINING_ALONE = ("micro_batch_size", *(slot for slot, variants in SLOTS.items() if variants[0].trains_only))
 """Fields that generating has no use for."""
 
 
@@ -38,18 +37,17 @@ def brief_answers(exploration: Exploration, recipe: Recipe, head: Evaluated) -> 
 
 def all_answers(
     exploration: Exploration, recipe: Recipe, shown: Sequence[Evaluated], head: Evaluated, missed: Sequence[str],
-    catalogue: Sequence[Device], margin: Margin,
+    catalogue: Sequence[Device],
 ) -> Answers:  # fmt: skip
     """Every answer, in the order in which their traces are worth most.
 
-    shown: candidates that fit, the best first. missed: a sentence for each that does not. catalogue, margin: as of
-    `search`.
+    shown: candidates that fit, the best first. missed: a sentence for each that does not. catalogue: as of `search`.
     """
     brief, fits = brief_answers(exploration, recipe, head), bool(shown)
     traced = not recipe.backend.compiles_whole_steps  # else every answer takes a compilation
     trains = traced and recipe.mode == "train"
     change, change_text = smallest_change(exploration) if traced and not fits else (None, "")
-    gpu, gpu_text, gpu_changed_text = smallest_gpu(exploration, catalogue, margin)
+    gpu, gpu_text, gpu_changed_text = smallest_gpu(exploration, catalogue)
     return replace(
         brief,
         next_best=trade_off(shown[1], shown[0]) if len(shown) > 1 else "",

@@ -11,8 +11,8 @@ from tightfit.planning.largest import halvings
 from tightfit.planning.plan import Change
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.exploration import MICRO, Exploration
-from tightfit.planning.search.space import ALLOCATOR, Space, micro_batch_sizes
+from tightfit.planning.search.exploration import Exploration
+from tightfit.planning.search.space import Space, sizes_to_try
 from tightfit.planning.search.wording import choices_text
 from tightfit.planning.suggestions import Saving, savings
 from tightfit.tasks import TASKS
@@ -32,7 +32,7 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     recipe, none = exploration.space.recipe, "No single change would make it fit"
     least = min(exploration.found.values(), key=lambda found: found.estimate.memory.demand)
     allocator = exploration.space.base.expandable_segments
-    least = replace(least, recipe=least.recipe.model_copy(update={ALLOCATOR: allocator}))
+    least = replace(least, recipe=least.recipe.model_copy(update={"expandable_segments": allocator}))
     usable = exploration.usable_bytes(FitRank.SAFE)
     if recipe.mode == "inference":
         return _smaller_batch(exploration, least)
@@ -63,19 +63,19 @@ def _changes(exploration: Exploration, least: Evaluated, usable: int) -> Iterato
     if fixed or TASKS[recipe.task].reads != "tokens":
         return  # no shorter sequence changes what weights, gradients and states take
     shorter = [length for length in halvings(recipe.seq_len) if length >= SHORTEST]
-    found = exploration.largest(least.recipe, shorter, ("seq_len",))
+    found = exploration.largest(least.recipe, shorter, "seq_len")
     if found is not None:
         yield Change(text=f"seq_len={found.recipe.seq_len}", why="shorter sequences", estimate=found.estimate)
 
 
 def _with(exploration: Exploration, least: Evaluated, saving: Saving) -> Change | None:
     """The change, if the recipe of least memory fits with it; of the micro-batch the largest that does."""
-    space, device, micro = exploration.space, exploration.device, _micro(least)
+    space, device, micro = exploration.space, exploration.device, least.recipe.resolved_micro_batch
     text, changes = saving.text, {saving.field: saving.value}
-    if saving.field == MICRO:
-        sizes = [size for size in micro_batch_sizes(space.recipe.batch_size) if size < micro]
-        found = exploration.largest(least.recipe, sizes)
-        text = "" if found is None else f"{MICRO}={found.recipe.micro_batch_size}"
+    if saving.field == "micro_batch_size":
+        sizes = [size for size in sizes_to_try(space.recipe.batch_size) if size < micro]
+        found = exploration.largest(least.recipe, sizes, "micro_batch_size")
+        text = "" if found is None else f"micro_batch_size={found.recipe.micro_batch_size}"
     else:
         changed = least.recipe.override(**changes)
         if changed == least.recipe:
@@ -101,24 +101,18 @@ def _together(exploration: Exploration, least: Evaluated) -> str:
     thrifty = {saving.field: saving.value for saving in savings(recipe, device) if not saving.changes_numerics}
     if len(thrifty) < 2:
         return ""
-    thrifty.pop(MICRO, None)
+    thrifty.pop("micro_batch_size", None)
     whole = least.recipe.override(**thrifty)
     if whole.refusals(device):
         return ""
-    sizes = [size for size in micro_batch_sizes(recipe.batch_size) if size <= _micro(least)]
-    found = exploration.largest(whole, sizes)
+    sizes = [size for size in sizes_to_try(recipe.batch_size) if size <= least.recipe.resolved_micro_batch]
+    found = exploration.largest(whole, sizes, "micro_batch_size")
     return "" if found is None else choices_text(found.recipe, least.recipe)
-
-
-def _micro(found: Evaluated) -> int:
-    micro = found.recipe.micro_batch_size
-    assert micro != "auto"
-    return micro
 
 
 def _smaller_batch(exploration: Exploration, nearest: Evaluated) -> tuple[Change | None, str]:
     """The largest batch of inference, halving, with which the nearest combination fits, and that as a sentence."""
-    found = exploration.largest(nearest.recipe, halvings(nearest.recipe.batch_size), ("batch_size", MICRO))
+    found = exploration.largest(nearest.recipe, halvings(nearest.recipe.batch_size), "batch_size", "micro_batch_size")
     if found is None:
         return None, "No smaller batch would make it fit, not even batch_size=1."
     change = Change(text=f"batch_size={found.recipe.batch_size}", why="fewer at once", estimate=found.estimate)

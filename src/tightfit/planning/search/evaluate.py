@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, TightfitError
 from tightfit.planning.costs import Estimate, FitRank
-from tightfit.planning.estimate import Margin, Tools, estimate, untraced
-from tightfit.planning.search.space import ALLOCATOR
+from tightfit.planning.estimate import Tools, estimate
 from tightfit.recipe import Recipe
 from tightfit.trace import Category, Trace
 
@@ -40,6 +39,27 @@ class Evaluated:
     gradients: int
     parameters: int
     events: int
+
+    @classmethod
+    def of(cls, trace: Trace, recipe: Recipe, cost: Estimate, parameters: int) -> Self:
+        """A resolved recipe's cost, from its trace. parameters: of the whole model."""
+        ticks, live = trace.curve()
+        inside = np.zeros(len(ticks), dtype=bool)
+        for span in trace.spans:
+            if span.name in PASSES:
+                inside |= (ticks >= span.start) & (ticks < span.stop)
+        if not inside.any():
+            inside[:] = True
+        extra, step = trace.untraced_bytes("allocator"), trace.last_step()
+        updates = [] if step is None else trace.spans_of("optimizer", step.step)
+        held = trace.by_category(updates[0].start if updates else trace.peak()[0])
+        return cls(
+            recipe=recipe, estimate=cost, passes=int(np.max(live, where=inside, initial=0)) + extra,
+            outside=int(np.max(live, where=~inside, initial=0)) + extra,
+            held=sum(held[category] for category in HELD), gradients=held[Category.GRADIENTS],
+            parameters=parameters,
+            events=len(trace.ops) + len(trace.allocations),
+        )  # fmt: skip
 
     @property
     def speed(self) -> float:
@@ -102,8 +122,8 @@ class InProcess:
 
     side_by_side = 1
 
-    def __init__(self, tools: Tools, margin: Margin | None = None) -> None:
-        self.tools, self.margin = tools, margin or Margin()
+    def __init__(self, tools: Tools) -> None:
+        self.tools = tools
         self._capability: tuple[int, int] | None = None
         self._traces: dict[str, Trace] = {}
 
@@ -117,9 +137,9 @@ class InProcess:
         try:
             trace = self.trace(recipe, device)
             for setting in (False, True) if recipe.expandable_segments == "auto" else (recipe.expandable_segments,):
-                resolved = recipe.model_copy(update={ALLOCATOR: setting})
-                cost = estimate(trace, resolved, device, self.tools, self.margin)
-                found = evaluated(trace, resolved, cost, parameters_of(trace, resolved, self.tools))
+                resolved = recipe.model_copy(update={"expandable_segments": setting})
+                cost = estimate(trace, resolved, device, self.tools)
+                found = Evaluated.of(trace, resolved, cost, parameters_of(trace, resolved, self.tools))
                 best = found if best is None or found.fit_key < best.fit_key else best
                 if best.estimate.memory.verdict == "yes":
                     break
@@ -133,46 +153,22 @@ class InProcess:
         if device.capability != self._capability:
             self._traces.clear()  # traces are large
             self._capability = device.capability
-        key = repr(without_allocator_setting(recipe))
-        if key not in self._traces:
-            self._traces[key] = self.tools.predict(recipe, device)
-        elif self.tools.untraced is not None:
-            trace = self._traces[key]
+        key = trace_key(recipe)
+        if (trace := self._traces.get(key)) is not None:
             return replace(trace, untraced=self.tools.untraced(recipe, device, trace))
+        self._traces[key] = self.tools.predict(recipe, device)
         return self._traces[key]
 
 
-def without_allocator_setting(recipe: Recipe) -> Recipe:
-    """The recipe with the allocator's usual settings, on which its trace does not depend."""
-    return recipe.model_copy(update={ALLOCATOR: False})
+def trace_key(recipe: Recipe) -> str:
+    """What recipes that have one trace share: all but the allocator's settings."""
+    return repr(recipe.model_copy(update={"expandable_segments": False}))
 
 
 def parameters_of(trace: Trace, recipe: Recipe, tools: Tools) -> int:
     """Numbers in the whole model's weights; where its size is not known, as a trace holds them."""
-    if tools.model_size is not None:
-        with suppress(ModelError):  # of a model of the caller's own
-            return tools.model_size(recipe).parameters
+    with suppress(ModelError):  # of a model of the caller's own
+        return tools.model_size(recipe).parameters
     weights = [a for a in trace.allocations if a.category is Category.WEIGHTS]
     parts = recipe.parallel.process_count if recipe.parallel.shards else 1
     return parts * sum(int(np.prod(a.shape, dtype=np.int64)) for a in weights)
-
-
-def evaluated(trace: Trace, recipe: Recipe, estimate: Estimate, parameters: int) -> Evaluated:
-    """A resolved recipe's cost, from its trace. parameters: of the whole model."""
-    ticks, live = trace.curve()
-    inside = np.zeros(len(ticks), dtype=bool)
-    for span in trace.spans:
-        if span.name in PASSES:
-            inside |= (ticks >= span.start) & (ticks < span.stop)
-    if not inside.any():
-        inside[:] = True
-    extra, step = untraced(trace, "allocator"), trace.last_step()
-    updates = [] if step is None else trace.spans_of("optimizer", step.step)
-    held = trace.by_category(updates[0].start if updates else trace.peak()[0])
-    return Evaluated(
-        recipe=recipe, estimate=estimate, passes=int(np.max(live, where=inside, initial=0)) + extra,
-        outside=int(np.max(live, where=~inside, initial=0)) + extra,
-        held=sum(held[category] for category in HELD), gradients=held[Category.GRADIENTS],
-        parameters=parameters,
-        events=len(trace.ops) + len(trace.allocations),
-    )  # fmt: skip

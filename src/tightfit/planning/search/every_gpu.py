@@ -94,7 +94,7 @@ def compare(
         tell = progress and partial(_tell, progress, number, len(ordered), device.name)
         price = prices.get(device.name)
         try:
-            plan = search(mild, device, tools, progress=tell, brief=True, keeps_numerics=True, evaluator=shared)
+            plan = search(mild, device, tools, progress=tell, comparing=True, evaluator=shared)
             rows.append(GpuRow(device=device, plan=plan, price=price))
         except Refused as error:
             rows.append(GpuRow(device=device, refused=str(error), price=price))

@@ -209,8 +209,6 @@ def run_too_short(exploration: Exploration, best: Pair) -> str:
 def still_known(recipe: Recipe, device: Device, tools: Tools) -> str:
     """The end of a sentence on a model that cannot be traced: what its parameters take by the rules of thumb; nothing
     for one that cannot be built."""
-    if tools.model_size is None:
-        return ""
     try:
         count = tools.model_size(recipe).parameters
     except ModelError:

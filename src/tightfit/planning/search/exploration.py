@@ -8,9 +8,10 @@ from contextlib import suppress
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.costs import FitRank
+from tightfit.planning.estimate import Margin
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
-from tightfit.planning.search.evaluate import Evaluated, Evaluator, Outcome, Progress, without_allocator_setting
+from tightfit.planning.search.evaluate import Evaluated, Evaluator, Outcome, Progress, trace_key
 from tightfit.planning.search.forecast import CostModel, FieldValue, Forecasts
 from tightfit.planning.search.space import Combination, Space
 from tightfit.planning.search.wording import choices_text
@@ -21,7 +22,6 @@ CLOCK_ERROR = 0.05
 """The share by which predicted times of two recipes of one model have to differ for one to be called faster. Of pairs
 that differ in one field, predicted and measured ratios are 5 to 6 % apart at the median (results/search_quality.json);
 single times are off by 9 to 22 %."""
-MICRO = "micro_batch_size"
 Pair = tuple[Combination, int]
 
 
@@ -30,15 +30,15 @@ class Exploration:
 
     found: what was evaluated, by combination and micro-batch. refused: what could not be built, and why. unbuildable:
     values that cannot be built in any combination. for_run: whether the choice is for a run of `max_steps`, which pays
-    for what comes before its first step. keeps_numerics: never change them for speed.
+    for what comes before its first step. keeps_numerics: never change them for speed. margin: of memory, on any GPU.
     """
 
     def __init__(
-        self, space: Space, evaluator: Evaluator, budget: TraceBudget, *, progress: Progress | None = None,
-        for_run: bool = False, keeps_numerics: bool = False,
+        self, space: Space, evaluator: Evaluator, budget: TraceBudget, *, margin: Margin,
+        progress: Progress | None = None, for_run: bool = False, keeps_numerics: bool = False,
     ) -> None:  # fmt: skip
         self.space, self.evaluator, self.budget, self.progress = space, evaluator, budget, progress
-        self.device, self.for_run, self.keeps_numerics = space.device, for_run, keeps_numerics
+        self.device, self.for_run, self.keeps_numerics, self.margin = space.device, for_run, keeps_numerics, margin
         self.found: dict[Pair, Evaluated] = {}
         self.refused: dict[Combination, str] = {}
         self.unbuildable: set[FieldValue] = set()
@@ -68,7 +68,7 @@ class Exploration:
     @property
     def decided_fields(self) -> tuple[str, ...]:
         """The fields that the search decides, for reading."""
-        return (MICRO, *self.space.fields)
+        return ("micro_batch_size", *self.space.fields)
 
     def usable_bytes(self, worst: FitRank) -> int:
         """Bytes for the allocator, less the margin where that is to stay free."""
@@ -149,9 +149,9 @@ class Exploration:
         """Cost of a resolved recipe, of the space or not, for an answer beside the choice; None where it cannot be
         built. Raises TraceBudgetExceeded."""
         there = device or self.device
-        asked = without_allocator_setting(recipe)
+        asked = trace_key(recipe)
         for where, found in [*((self.device, found) for found in self.found.values()), *self.follow_ups]:
-            if where == there and without_allocator_setting(found.recipe) == asked:
+            if where == there and trace_key(found.recipe) == asked:
                 return found
         self.count(recipe, text)
         outcome = self.evaluator([(recipe, there)])[0]
@@ -160,8 +160,9 @@ class Exploration:
         self.follow_ups.append((there, outcome))
         return outcome
 
-    def largest(self, recipe: Recipe, sizes: Sequence[int], fields: Sequence[str] = (MICRO,)) -> Evaluated | None:
-        """Cost of a resolved recipe with the largest of some sizes that fits with the margin; None where none does."""
+    def largest(self, recipe: Recipe, sizes: Sequence[int], *fields: str) -> Evaluated | None:
+        """Cost of a resolved recipe with the largest of some sizes, of all of some fields, that fits with the margin;
+        None where none does."""
         found: dict[int, Evaluated] = {}
 
         def needs(size: int) -> float:

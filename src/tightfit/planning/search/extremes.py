@@ -13,7 +13,6 @@ from tightfit.model_facts import model_facts
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.plan import Largest
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress
-from tightfit.planning.search.exploration import MICRO
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -37,8 +36,9 @@ def candidates(recipe: Recipe, asked: str, model_size: Callable[[Recipe], ModelS
         most = model_facts(recipe).max_positions or ENDLESS
         lengths = sorted({*range(STEP, most + 1, STEP), most}) if most > STEP else range(1, most + 1)
         return {length: recipe.model_copy(update={"seq_len": length}) for length in lengths}
-    if field == MICRO and not pattern:
-        return {micro: recipe.model_copy(update={MICRO: micro}) for micro in range(1, recipe.batch_size + 1)}
+    if field == "micro_batch_size" and not pattern:
+        sizes = range(1, recipe.batch_size + 1)
+        return {micro: recipe.model_copy(update={"micro_batch_size": micro}) for micro in sizes}
     if field == "model" and pattern:
         named = [recipe.override(model=name, task=BUNDLED[name].task) for name in models_like(pattern)]
         return dict(sorted(((model_size(each).parameters, each) for each in named), key=lambda pair: pair[0]))
@@ -111,6 +111,7 @@ def _sentence(
     if best is None:
         taken = f": it takes {takes(above)}" if above is not None else ""
         return f"Not even {written(sizes[0])} fits with the lowest-memory settings{taken}."
-    most = {"seq_len": "the model takes no more", MICRO: "batch_size is no more", "model": "none of them is larger"}
+    most = {"seq_len": "the model takes no more", "micro_batch_size": "batch_size is no more",
+            "model": "none of them is larger"}
     end = f"; {written(above)} would take {takes(above)}" if above is not None else f", and {most[field]}"
     return f"{written(best)} fits with the lowest-memory settings, {takes(best)} in use{end}."

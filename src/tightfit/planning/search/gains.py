@@ -13,8 +13,8 @@ from tightfit.planning.alignment import Misalignment, dimensions, misaligned
 from tightfit.planning.defaults import default_micro_batch, resolve
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.exploration import CLOCK_ERROR, MICRO, Exploration
-from tightfit.planning.search.space import micro_batch_sizes
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
+from tightfit.planning.search.space import sizes_to_try
 from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
@@ -32,14 +32,15 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
     if recipe.micro_batch_size == "auto" or len(recipe.open_choices()) > FEW_OPEN:
         return ""
     left_open = [slot for slot in SLOTS if Recipe.model_fields[slot].default == "auto"]
-    opened = recipe.model_copy(update={**dict.fromkeys(left_open, "auto"), MICRO: "auto"})
+    opened = recipe.model_copy(update={**dict.fromkeys(left_open, "auto"), "micro_batch_size": "auto"})
     kept = {slot: pinned for slot in SLOTS if (pinned := getattr(recipe, slot)) != "auto" and pinned.numerics_change}
     most = max(default_micro_batch(opened, device), recipe.micro_batch_size)
-    sizes = [size for size in micro_batch_sizes(recipe.batch_size) if size <= most]
-    best = exploration.largest(resolve(opened, device).model_copy(update=kept), sizes)
+    sizes = [size for size in sizes_to_try(recipe.batch_size) if size <= most]
+    best = exploration.largest(resolve(opened, device).model_copy(update=kept), sizes, "micro_batch_size")
     if best is None or best.speed <= (1 + CLOCK_ERROR) * found.speed:
         return ""
-    fields = [field for field in (MICRO, *SLOTS) if getattr(best.recipe, field) != getattr(found.recipe, field)]
+    fields = [field for field in ("micro_batch_size", *SLOTS)
+              if getattr(best.recipe, field) != getattr(found.recipe, field)]
     time = best.estimate.time
     return (f"Left open, {', '.join(fields)} would give at least {time.throughput:,.0f} {time.unit} instead of "
             f"{found.estimate.time.throughput:,.0f}, with {choices_text(best.recipe, found.recipe)}.")

@@ -16,21 +16,19 @@ from tightfit.recipe import Recipe
 from tightfit.techniques.offload import STREAMED, Host, NoOffload, Offload
 from tightfit.text import size
 
-OFFLOAD = "offload"
-
 
 def evaluate_shares(exploration: Exploration) -> None:
     """Evaluate the choice with so much of its blocks on the device as that has room for, where its copies are waited
     for; where nothing fits, so what lacks host memory alone. Raises TraceBudgetExceeded."""
     best, space = choose(exploration), exploration.space
-    if OFFLOAD not in space.fields:
+    if "offload" not in space.fields:
         return
     asked = space.recipe.offload
     kinds = KINDS if asked == "auto" else asked.open_shares
     for choice, micro in [best] if best is not None else list(exploration.found):
         offload = worth_filling(exploration.found[choice, micro], kinds)
         if offload is not None:
-            exploration.evaluate([(space.with_value(choice, OFFLOAD, offload), micro)])
+            exploration.evaluate([(space.with_value(choice, "offload", offload), micro)])
 
 
 def worth_filling(found: Evaluated, kinds: Collection[str]) -> Offload | None:
@@ -44,7 +42,7 @@ def worth_filling(found: Evaluated, kinds: Collection[str]) -> Offload | None:
 def notes_on_host_memory(exploration: Exploration, best: Pair) -> list[str]:
     """Notes on a choice that keeps something in host memory."""
     space, found = exploration.space, exploration.found[best]
-    if OFFLOAD not in space.fields or not found.recipe.offloaded.uses_host:
+    if "offload" not in space.fields or not found.recipe.offloaded.uses_host:
         return []
     notes = []
     if not any(other.fit_rank.fits and not other.recipe.offloaded.needs_by_block
@@ -75,7 +73,7 @@ def enough_host_memory(exploration: Exploration) -> str:
 def offload_pinned_off(recipe: Recipe, device: Device) -> str:
     """A sentence for a recipe that pins all of a model to the GPU though it could be offloaded; empty for others."""
     settings = Host.search_settings(recipe, device) if recipe.mode == "train" and recipe.offload == NoOffload() else []
-    possible = [one for one in settings if not recipe.model_copy(update={OFFLOAD: one}).refusals(device)]
+    possible = [one for one in settings if not recipe.model_copy(update={"offload": one}).refusals(device)]
     return "offload=none keeps all of the model on the GPU; write offload=auto." if possible else ""
 
 

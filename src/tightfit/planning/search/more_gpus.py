@@ -23,7 +23,6 @@ from tightfit.recipe import Recipe
 from tightfit.techniques.parallel import Zero, undivided_bytes
 from tightfit.text import counted, percent, seconds, size
 
-PARALLEL = "parallel"
 BINDS = 0.1
 """Share of a step that the device waits, from which on what it waits for is said to bind it."""
 GATHERED = 0.1
@@ -34,14 +33,14 @@ def evaluate_communication(exploration: Exploration) -> None:
     """Evaluate the choice with what communicates less and takes more memory, where it waits for that. Raises
     TraceBudgetExceeded."""
     best, space = choose(exploration), exploration.space
-    if best is None or PARALLEL not in space.fields:
+    if best is None or "parallel" not in space.fields:
         return
     (choice, micro), found = best, exploration.found[best]
     moved = found.estimate.time.communication
     if moved is None or moved.speed >= 1 - CLOCK_ERROR:
         return
     others = found.recipe.parallel.communicating_less(micro < space.samples_per_device)
-    exploration.evaluate([(space.with_value(choice, PARALLEL, other), micro) for other in others])
+    exploration.evaluate([(space.with_value(choice, "parallel", other), micro) for other in others])
 
 
 def scaling(exploration: Exploration, found: Evaluated) -> Scaling | None:
@@ -138,8 +137,7 @@ def _whole(found: Evaluated, device: Device) -> str:
 
 def _enough(exploration: Exploration, found: Evaluated) -> int | None:
     """The power of two of GPUs whose parts would fit, about; None where what is not divided does not."""
-    held, micro = _held(found), found.recipe.micro_batch_size
-    assert micro != "auto"
+    held, micro = _held(found), found.recipe.resolved_micro_batch
     each = max(found.passes_when_accumulating - found.held, 0) / micro  # micro_batch_size=1 is always possible
     room = exploration.usable_bytes(FitRank.SAFE) - each - GATHERED * held
     if room <= 0:

@@ -135,7 +135,7 @@ def estimate_on_cards(
     tools, replays = evaluator.tools, dict[int, Replay]()
 
     def replay(trace: Trace, room: int | None, settings: AllocatorSettings) -> Replay:
-        kept = sum(untraced.bytes for untraced in trace.untraced if untraced.where == "allocator")
+        kept = trace.untraced_bytes("allocator")
         if kept not in replays:  # beyond what is kept in it the allocator is the same on each
             replays[kept] = evaluator.tools.replay(trace, None, settings)
         free = replays[kept]
@@ -150,9 +150,8 @@ def estimate_on_cards(
 
 
 def _estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, evaluator: InProcess) -> GpuEstimate:
-    if tools.untraced is not None:
-        trace = replace(trace, untraced=tools.untraced(recipe, device, trace))
-    memory = predict_memory(trace, recipe, device, tools, evaluator.margin)
+    trace = replace(trace, untraced=tools.untraced(recipe, device, trace))
+    memory = predict_memory(trace, recipe, device, tools)
     time = training_time(trace, recipe, device, tools)[0] if memory.fit_rank.is_safe else None
     return GpuEstimate(recipe=recipe, memory=memory, time=time)
 

@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
 
 from tightfit.calibration import Calibration
+from tightfit.garbage import gc_paused
 from tightfit.planning.estimate import Tools
-from tightfit.planning.search.evaluate import InProcess, Job, Outcome, without_allocator_setting
+from tightfit.planning.search.evaluate import InProcess, Job, Outcome, trace_key
 from tightfit.system import POSIX, cores
 
 Answer = TypeVar("Answer")
@@ -25,6 +26,8 @@ MOST = 4
 """Recipes evaluated at once, at most: each process takes a core and up to 2 GB."""
 WORTHWHILE = 0.7
 """Processor seconds that a recipe takes from which on a process of its own pays, which imports for about five."""
+JOBS = 16
+"""Jobs after which a process looks through all that it holds for garbage."""
 
 
 class Pool:
@@ -50,7 +53,7 @@ class Pool:
         self._workers = []
 
     def __call__(self, jobs: Sequence[Job]) -> list[Outcome]:
-        homes = [f"{device.capability} {without_allocator_setting(recipe)!r}" for recipe, device in jobs]
+        homes = [f"{device.capability} {trace_key(recipe)}" for recipe, device in jobs]
         return self._share(InProcess.one, jobs, homes)
 
     def each(
@@ -155,8 +158,10 @@ def work(connection: Connection) -> None:
     evaluate = InProcess(standard_tools(load_backend(name), calibration))
     with suppress(EOFError):
         while True:
-            function, arguments = connection.recv()
-            connection.send(function(evaluate, *arguments))
+            with gc_paused():
+                for _ in range(JOBS):
+                    function, arguments = connection.recv()
+                    connection.send(function(evaluate, *arguments))
 
 
 if __name__ == "__main__":

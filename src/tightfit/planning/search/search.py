@@ -14,7 +14,7 @@ from tightfit.errors import ModelError, Refused
 from tightfit.garbage import gc_paused
 from tightfit.model_facts import experts_per_token, model_facts
 from tightfit.models import read_config
-from tightfit.planning.estimate import Margin, Tools
+from tightfit.planning.estimate import Tools
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.planning.search.answers import TRAINING_ALONE, all_answers, brief_answers
 from tightfit.planning.search.budget import TraceBudget
@@ -31,7 +31,7 @@ from tightfit.planning.search.explain import (
     too_large,
     trade_off,
 )
-from tightfit.planning.search.exploration import Exploration
+from tightfit.planning.search.exploration import Exploration, Pair
 from tightfit.planning.search.explore import explore
 from tightfit.planning.search.gains import gain_without_dropout
 from tightfit.planning.search.host_memory import experts_stay, notes_on_host_memory
@@ -68,9 +68,7 @@ def search_with(
 
 def _size_of_experts(recipe: Recipe, tools: Tools) -> ModelSize | None:
     """The size of a mixture of experts that a recipe names; None of any other model, and where it is not known."""
-    if tools.model_size is None or not experts_per_token(read_config(recipe)):
-        return None
-    return tools.model_size(recipe)
+    return tools.model_size(recipe) if experts_per_token(read_config(recipe)) else None
 
 
 @gc_paused()
@@ -79,22 +77,18 @@ def search(
     device: Device,
     tools: Tools,
     *,
-    margin: Margin | None = None,
     catalogue: Sequence[Device] = (),
     progress: Progress | None = None,
-    brief: bool = False,
+    comparing: bool = False,
     for_run: bool = False,
-    keeps_numerics: bool = False,
     evaluator: Evaluator | None = None,
-    traces: int = TRACES,
 ) -> Plan:
     """The plan of a recipe on a device.
 
-    tools: see `standard_tools`. margin: what is to stay free. catalogue: GPUs among which the smallest that would do is
-    named; none are asked about where it is empty. progress: called before each trace. brief: make no trace that only an
-    answer beside the choice needs. for_run: choose for a run of `max_steps`, compiling counted. keeps_numerics: never
-    change numerics for speed. evaluator: evaluates in place of `tools`, such as a pool of processes.
-    traces: at most, a compiled one counted as several.
+    tools: see `standard_tools`. catalogue: GPUs among which the smallest that would do is named; none are asked about
+    where it is empty. progress: called before each trace. comparing: plan for a comparison of GPUs, with no trace that
+    only an answer beside the choice needs, and with no change of numerics for speed. for_run: choose for a run of
+    `max_steps`, compiling counted. evaluator: evaluates in place of `tools`, such as a pool of processes.
 
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
@@ -106,24 +100,24 @@ def search(
                       "backend=pytorch")
     asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
     exploration = Exploration(
-        Space(asked, device, _parameters(asked, device, tools)), evaluator or InProcess(tools, margin),
-        TraceBudget(limit=COMPILATIONS if compiles else traces),
-        progress=progress, for_run=for_run, keeps_numerics=keeps_numerics,
+        Space(asked, device, _parameters(asked, device, tools)), evaluator or InProcess(tools),
+        TraceBudget(limit=COMPILATIONS if compiles else TRACES),
+        margin=tools.margin, progress=progress, for_run=for_run, keeps_numerics=comparing,
     )  # fmt: skip
-    if not brief:
+    if not comparing:
         exploration.ahead = known_ahead(exploration, catalogue)
     try:
         explore(exploration)
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
-    if not brief:
+    if not comparing:
         evaluate_comparisons(exploration)
-    return _plan(exploration, recipe, catalogue, margin or Margin(), brief)
+    return _plan(exploration, recipe, catalogue, comparing)
 
 
 def _parameters(recipe: Recipe, device: Device, tools: Tools) -> int:
     """Parameters of a model that several devices train in full; 0 where that is not asked, or not known."""
-    if device.world == 1 or tools.model_size is None or recipe.trainable.freezes:
+    if device.world == 1 or recipe.trainable.freezes:
         return 0
     try:
         return tools.model_size(recipe).parameters
@@ -141,18 +135,16 @@ def check_length(recipe: Recipe) -> None:
         return
 
 
-def _plan(
-    exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device], margin: Margin, brief: bool
-) -> Plan:
+def _plan(exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device], comparing: bool) -> Plan:
     best = choose(exploration)
-    large = [] if brief and best is not None else too_large(exploration)
+    large = [] if comparing and best is not None else too_large(exploration)
     shown = ranked(exploration)[:SHOWN]
     head = exploration.found[best] if best is not None else large[0]
     missed = [memory_shortfall(choices_text(found.recipe, None, exploration.decided_fields) if found is head else
                      choices_text(found.recipe, head.recipe), found.estimate.memory) for found in large]
-    answers = brief_answers(exploration, recipe, head) if brief else all_answers(
-        exploration, recipe, shown, head, missed, catalogue, margin)
-    masked = gain_without_dropout(exploration, head) if best is not None and not brief else ""
+    answers = brief_answers(exploration, recipe, head) if comparing else all_answers(
+        exploration, recipe, shown, head, missed, catalogue)
+    notes = [] if best is None else _notes_on_choice(exploration, best, comparing)
     reasons = [*(trade_off(found, head) for found in shown), *missed]
     if best is not None:
         reasons[0] = figures(exploration, best)
@@ -164,12 +156,17 @@ def _plan(
     )
     if exploration.progress is not None:
         exploration.progress(exploration.budget.made, exploration.budget.made, "done")
-    short = run_too_short(exploration, best) if best is not None else ""
-    offloaded = notes_on_host_memory(exploration, best) if best is not None else []
     return Plan(
         device=exploration.device, asked=recipe, candidates=candidates,
         chosen=candidates[0] if best is not None else None, answers=answers,
-        notes=(*offloaded, *exploration.notes, *([short] if short else ()), *([masked] if masked else ()),
+        notes=(*notes, *exploration.notes,
                *(f"left out: {reason}" for reason in dict.fromkeys(exploration.refused.values()))),
         tried=len(exploration.considered) * len(exploration.sizes), predictions=exploration.budget.made,
     )  # fmt: skip
+
+
+def _notes_on_choice(exploration: Exploration, best: Pair, comparing: bool) -> list[str]:
+    """Sentences on the choice that only `--verbose` shows."""
+    without_dropout = "" if comparing else gain_without_dropout(exploration, exploration.found[best])
+    notes = [*notes_on_host_memory(exploration, best), run_too_short(exploration, best), without_dropout]
+    return [note for note in notes if note]

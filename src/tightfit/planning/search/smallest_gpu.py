@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import Margin
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.choose import choose
-from tightfit.planning.search.exploration import MICRO, Exploration, Pair
+from tightfit.planning.search.exploration import Exploration, Pair
 from tightfit.planning.search.space import Combination, trace_cost
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
@@ -18,22 +17,20 @@ from tightfit.techniques import SLOTS
 from tightfit.text import size
 
 
-def smallest_gpu(
-    exploration: Exploration, catalogue: Sequence[Device], margin: Margin
-) -> tuple[Device | None, str, str]:
+def smallest_gpu(exploration: Exploration, catalogue: Sequence[Device]) -> tuple[Device | None, str, str]:
     """The smallest GPU of the catalogue on which the recipe fits, by the combination of least memory whose numerics are
     mildest; that as a sentence, and the same of the choice where its numerics are harsher."""
     space, found = exploration.space, exploration.found
     if not _is_asked(exploration, catalogue):
         return None, "", ""
-    gpu, text = _smallest(exploration, catalogue, margin, space.mildest)
+    gpu, text = _smallest(exploration, catalogue, space.mildest)
     best, _ = choose(exploration) or min(found, key=lambda pair: found[pair].estimate.memory.demand)
     changed = space.numerics(space.recipe_for(best, 1))
     if not changed:
         return gpu, text, ""
     level, states = space.level(best), space.states(best)
     alike = [choice for choice in space.combinations if space.level(choice) == level and space.states(choice) == states]
-    _, other = _smallest(exploration, catalogue, margin, alike)
+    _, other = _smallest(exploration, catalogue, alike)
     return gpu, text, other and f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: {other}"
 
 
@@ -49,7 +46,7 @@ def _is_asked(exploration: Exploration, catalogue: Sequence[Device]) -> bool:
 
 
 def _smallest(
-    exploration: Exploration, catalogue: Sequence[Device], margin: Margin, choices: Sequence[Combination]
+    exploration: Exploration, catalogue: Sequence[Device], choices: Sequence[Combination]
 ) -> tuple[Device | None, str]:
     """The smallest GPU for the one of some combinations that needs least memory, and that as a sentence."""
     space, device = exploration.space, exploration.device
@@ -68,7 +65,7 @@ def _smallest(
     for gpu in sorted(catalogue, key=lambda d: (d.memory_bytes, d.name)):
         if fits and gpu.memory_bytes >= device.memory_bytes:
             break
-        if gpu.memory_bytes <= beyond or least.estimate.memory.needed + margin.of(gpu) > gpu.memory_bytes:
+        if gpu.memory_bytes <= beyond or least.estimate.memory.needed + exploration.margin.of(gpu) > gpu.memory_bytes:
             continue
         there = _as_usual_there(space.recipe, least.recipe, gpu)
         if there.refusals(gpu):
@@ -84,7 +81,8 @@ def _smallest(
         if dear or cost.fit_rank.is_safe:
             used_too = {"parallel": there.parallel.process_count > 1, "offload": there.offloaded.uses_host,
                         "precision": there.precision != least.recipe.precision}
-            usual = (MICRO, "checkpointing") if space.recipe.mode == "train" else ("precision", "attention")
+            trains = space.recipe.mode == "train"
+            usual = ("micro_batch_size", "checkpointing") if trains else ("precision", "attention")
             shown = (*usual, *(field for field, is_used in used_too.items() if is_used))
             several = f"{device.world} x " if device.world > 1 else ""
             by = f", by this {device.name}'s trace" if dear else ""

@@ -30,7 +30,6 @@ QUICK = 2
 """Cost of a trace up to which it is quick: with optimizer states in host memory, and no compiled step."""
 MOST_TOKENS = 1 << 17
 """Tokens of a micro-batch that nobody pinned, at most: larger ones are no faster."""
-ALLOCATOR = "expandable_segments"
 """The field that decides how the allocator lays a step out, and nothing of the step itself."""
 
 
@@ -49,7 +48,7 @@ class Space:
         one trace serves both."""
         filled = fill_rest(self.recipe, self.device)
         caching = self.device.kind == "cuda" and self.recipe.backend.runs_torch and self.recipe.mode == "train"
-        return filled.model_copy(update={ALLOCATOR: self.recipe.expandable_segments}) if caching else filled
+        return filled.model_copy(update={"expandable_segments": self.recipe.expandable_segments}) if caching else filled
 
     @cached_property
     def values(self) -> Mapping[str, Sequence[Technique]]:
@@ -271,7 +270,7 @@ class Space:
             return [batch]
         if self.recipe.micro_batch_size != "auto":
             return [self.recipe.micro_batch_size]
-        sizes = micro_batch_sizes(batch)
+        sizes = sizes_to_try(batch)
         return [micro for micro in sizes if micro * self.recipe.seq_len <= MOST_TOKENS] or sizes[:1]
 
 
@@ -280,7 +279,7 @@ def trace_cost(recipe: Recipe) -> int:
     return max(int(technique.trace_cost) for slot in SLOTS if (technique := getattr(recipe, slot)) != "auto")
 
 
-def micro_batch_sizes(batch: int) -> list[int]:
+def sizes_to_try(batch: int) -> list[int]:
     """Ascending: between each power of two and the one below, the largest divisor of a global batch, multiples of 8
     first, else the power; a half, a third, and all of it."""
     divisors = [d for d in range(1, batch + 1) if batch % d == 0] if batch <= 1 << 20 else [batch]

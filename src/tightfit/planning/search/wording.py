@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tightfit.planning.search.space import ALLOCATOR
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import technique_to_yaml
 from tightfit.techniques import VARIANTS, Technique
@@ -35,7 +34,7 @@ def choices_text(recipe: Recipe, other: Recipe | None = None, fields: Sequence[s
     recipe = without_open_allocator(recipe)
     other = None if other is None else without_open_allocator(other)
     searched = (slot for slot, variants in VARIANTS.items() if any(variant.auto_on for variant in variants))
-    every = ("micro_batch_size", *(searched if other is not None else VARIANTS), ALLOCATOR)
+    every = ("micro_batch_size", *(searched if other is not None else VARIANTS), "expandable_segments")
     shown = [field for field in every if (field in fields if other is None else
                                           getattr(recipe, field) != getattr(other, field))]
     return " ".join(field_text(field, getattr(recipe, field)) for field in shown) or "the same"
@@ -43,7 +42,7 @@ def choices_text(recipe: Recipe, other: Recipe | None = None, fields: Sequence[s
 
 def without_open_allocator(recipe: Recipe) -> Recipe:
     """The recipe with the allocator's usual setting where none was decided."""
-    return recipe.model_copy(update={ALLOCATOR: recipe.expandable_segments is True})
+    return recipe.model_copy(update={"expandable_segments": recipe.expandable_segments is True})
 
 
 def changing(changed: Sequence[str]) -> str:

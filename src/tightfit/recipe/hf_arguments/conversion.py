@@ -82,8 +82,7 @@ def training_arguments(recipe: Recipe) -> Arguments:
         named = ", ".join(f"{technique.slot}={technique.name}" for technique in unsaid)
         raise RecipeError(f"{named}: TrainingArguments cannot say it as the recipe does; write another, call "
                           "tightfit.Trainer, or keep your own loop with tightfit.apply(model, recipe)")
-    micro = recipe.micro_batch_size
-    assert micro != "auto"
+    micro = recipe.resolved_micro_batch
     if recipe.batch_size % micro:
         fitting = f"batch_size={max(recipe.batch_size // micro, 1) * micro}"
         raise RecipeError(

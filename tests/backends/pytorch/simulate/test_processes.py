@@ -66,7 +66,7 @@ def follow_steps(values: dict[str, Any], said: Path) -> None:
     """The first process's peak over three real steps, and the bytes that its collectives handle in the last."""
     place, backend = launched_process(), PytorchBackend()
     assert place is not None
-    with joined(place, "cpu", 30) as world:
+    with gc_paused(), joined(place, "cpu", 30) as world:
         recipe = Recipe.from_dict(values)
         device = backend.device(recipe)
         recipe = resolve(recipe, device)
@@ -80,7 +80,7 @@ def follow_steps(values: dict[str, Any], said: Path) -> None:
 
         step, begun = Step(build, watch=enter, inspect=False), 0
         tracker.follow(build.model)  # as it is once DeepSpeed has its engine, which puts weights elsewhere
-        with gloo_letting_go(), gc_paused(), tracker, following_parts(tracker), build.process_settings():
+        with gloo_letting_go(), tracker, following_parts(tracker), build.process_settings():
             for global_batch in step.global_batches(data, 0, 3):
                 begun = tracker.memory.next()
                 step(global_batch, recipe.learning_rate).read()

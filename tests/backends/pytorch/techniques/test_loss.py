@@ -285,6 +285,7 @@ def test_a_plan_puts_its_work_in_the_head():
     assert {"aten.mul_.Tensor"} <= {op.name for op in scaled}
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_a_profile_puts_its_work_in_the_head():
     step = step_of(tiny_model("gpt2"), "causal-lm", SMALL)
     global_batch = tensor_global_batch(global_batch_of((collate(rows("causal-lm"), "causal-lm"),)))

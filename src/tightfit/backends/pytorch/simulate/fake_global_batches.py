@@ -96,8 +96,8 @@ def micro_batch_groups(recipe: Recipe, ends_apart: bool = False) -> list[tuple[i
 
 def _split(recipe: Recipe) -> tuple[int, int, int]:
     """Samples of a micro-batch, how many such a global batch has, and samples of a smaller last one."""
-    assert recipe.micro_batch_size != "auto", "resolve the recipe first"
-    return recipe.micro_batch_size, *divmod(recipe.batch_size, recipe.micro_batch_size)
+    micro = recipe.resolved_micro_batch
+    return micro, *divmod(recipe.batch_size, micro)
 
 
 def fake_global_batch(

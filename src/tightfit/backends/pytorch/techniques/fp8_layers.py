@@ -8,18 +8,22 @@ autocast but CUDA's, none of GPT-2's layers, and no micro-batch whose tokens are
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchao.float8 import Float8LinearConfig, LinearMMConfig, convert_to_float8_training
 from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+from torchao.float8.float8_training_tensor import ScaledMMConfig
 from transformers.pytorch_utils import Conv1D
 
 MULTIPLE = 16
 """Numbers in 16 bytes: what tensor cores read fp8 rows by."""
 PRODUCTS = LinearMMConfig()
 """Sums of the forward product may be kept in fewer bits than fp32, those of gradients not."""
+IMITATED = LinearMMConfig(*[ScaledMMConfig(emulate=True)] * 3)
+"""Products of the same fp8 numbers in fp32."""
 
 
 class Fp8Linear(nn.Linear):
@@ -43,13 +47,15 @@ class Fp8Conv1D(Conv1D):  # type: ignore[misc]
 CLASSES: dict[type[nn.Module], type[Fp8Linear | Fp8Conv1D]] = {nn.Linear: Fp8Linear, Conv1D: Fp8Conv1D}
 
 
-def convert(stacks: Sequence[Iterable[nn.Module]], scaling: str) -> tuple[int, int]:
+def convert(stacks: Sequence[Iterable[nn.Module]], scaling: str, *, imitated: bool) -> tuple[int, int]:
     """Let the linear layers of a model's blocks multiply in fp8 from now on. scaling: the name of torchao's recipe.
+    imitated: whether in fp32, as on a processor, whose own kernel for it is a reference that takes 50 to 700 times as
+    long.
 
     Returns how many do, and how many do not because a side is no multiple of 16.
     """
     convert_to_float8_training(nn.Identity())  # for its workaround of a Triton miscompile (triton issue 11111)
-    config = Float8LinearConfig.from_recipe_name(scaling)
+    config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=imitated)
     layers = {layer for blocks in stacks for block in blocks for layer in block.modules() if type(layer) in CLASSES}
     fitting = [layer for layer in layers if not any(side % MULTIPLE for side in _sides(layer))]
     for layer in fitting:
@@ -74,7 +80,8 @@ def _multiply(values: Tensor, weight: Tensor, bias: Tensor | None, config: Float
     if missing:  # the weight's gradient is a product over rows
         rows = F.pad(rows, (0, 0, 0, missing))
     with torch.autocast(kind, enabled=False):  # which would cast fp32 weights before fp8's own cast does
-        result: Tensor = matmul_with_hp_or_float8_args.apply(rows, weight, PRODUCTS, config)
+        products = IMITATED if config.emulate else PRODUCTS
+        result: Tensor = matmul_with_hp_or_float8_args.apply(rows, weight, products, config)
     if missing:
         result = result[:count]
     if bias is not None:

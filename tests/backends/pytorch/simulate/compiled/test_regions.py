@@ -23,6 +23,7 @@ from tightfit.backends.pytorch.techniques.checkpointing.recomputation import com
 from tightfit.trace import OpClass
 
 pytestmark = [
+    pytest.mark.usefixtures("few_objects"),
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]

@@ -62,7 +62,7 @@ def step_of(architecture: str, blocks: int = 4, **fields: Any) -> Step:
         "attention": "eager", "compile": "off", "loss": "plain", "checkpointing": "none", "optimizer": "adamw",
         **fields,
     })
-    return Step(apply_techniques(bare_build(recipe, CPU, torch.device("cpu"), model)))
+    return Step(apply_techniques(bare_build(recipe, CPU, torch.device("cpu"), model)), inspect=False)
 
 
 def global_batches(architecture: str, steps: int = len(SPLITS), alike: bool = False) -> Iterator[TensorGlobalBatch]:

@@ -29,7 +29,6 @@ from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.techniques.adapters.layers import frozen_layers, quantized_parts
 from tightfit.backends.pytorch.techniques.by_block.streamed_tensors import ALIGNMENT
 from tightfit.devices import find_device
-from tightfit.errors import ModelError
 from tightfit.recipe import Recipe
 from tightfit.trace import COPIES, Stream
 
@@ -105,7 +104,7 @@ def test_evaluation_and_a_step_that_fails_leave_frozen_weights_as_they_are():
     for step in (resident, streamed):
         step(first, 1e-2)
     hook = streamed.build.model.model.layers[2].register_full_backward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ModelError, match="ZeroDivisionError"):
+    with pytest.raises(ZeroDivisionError):
         streamed(second, 1e-2)
     hook.remove()
 

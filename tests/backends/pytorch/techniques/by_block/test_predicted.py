@@ -170,7 +170,7 @@ def test_what_fits_no_other_way_is_streamed_and_says_so():
     backend = load_backend("pytorch")
 
     plan = search_with(backend, recipe, Target(device=card))
-    resident = search(recipe.override(offload="none"), card, standard_tools(backend), brief=True)
+    resident = search(recipe.override(offload="none"), card, standard_tools(backend), comparing=True)
 
     assert plan.chosen is not None
     assert plan.chosen.recipe.offload.name == "host"
@@ -189,7 +189,7 @@ def test_optimizer_states_leave_the_card_before_blocks_do():
     })
     backend, card = load_backend("pytorch"), with_memory(A100, 4500 << 20)
     plan = search_with(backend, recipe, Target(device=card))
-    resident = search(recipe.override(offload="none"), card, standard_tools(backend), brief=True)
+    resident = search(recipe.override(offload="none"), card, standard_tools(backend), comparing=True)
 
     assert resident.chosen is None
     assert plan.chosen is not None

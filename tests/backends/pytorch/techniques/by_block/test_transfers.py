@@ -13,7 +13,7 @@ from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate.target import PlanningMode, simulate
 from tightfit.backends.pytorch.techniques.by_block.transfers import TO_DEVICE, TO_HOST, WAIT, Copy, Transfers
 from tightfit.devices import Device, find_device
-from tightfit.planning.estimate import Margin, predict_memory
+from tightfit.planning.estimate import predict_memory
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.recipe import Recipe
 from tightfit.trace import PAGEABLE, Category, OpClass, Phase, Place, Span, Stream, Trace
@@ -152,7 +152,7 @@ def test_copies_are_ops_on_their_streams_that_wait_and_are_waited_for():
 def test_the_card_and_the_host_are_planned_for_each_by_itself():
     trace = predicted(A10)
     trace.spans.append(Span(name="step 2", start=0, stop=10**6, step=2))
-    memory = predict_memory(trace, Recipe(), A10, standard_tools(load_backend("pytorch")), Margin())
+    memory = predict_memory(trace, Recipe(), A10, standard_tools(load_backend("pytorch")))
     assert memory.host == BLOCKS * ROWS * WIDTH * 4
     assert memory.peak_allocated == pytest.approx(trace.peak()[1], abs=512 * len(trace.allocations))
 
@@ -246,6 +246,7 @@ def test_on_a_gpu_copies_run_beside_the_computing_and_come_out_right():
     assert x.abs().sum() > 0
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_a_profile_shows_copies_on_their_streams_and_host_memory_in_its_place():
     found = profiled_step()
     out, back = ([op for op in found.ops if op.stream is stream] for stream in (Stream.COPY_OUT, Stream.COPY_IN))
