@@ -360,3 +360,8 @@ def test_what_transformers_4_wrote_is_read(tmp_path):
 ])
 def test_older_names_mean_what_todays_do(old, today):
     assert Recipe.from_training_arguments(old) == Recipe.from_training_arguments(today)
+
+
+def test_an_older_name_is_refused_by_its_own():
+    with pytest.raises(RecipeError, match="group_by_length: true orders the data otherwise than at random"):
+        Recipe.from_training_arguments({"group_by_length": True})

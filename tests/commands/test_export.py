@@ -72,7 +72,12 @@ def test_a_quantized_base_is_merged_as_it_was_trained_beside(folder, run):
     assert torch.equal(merged["model.embed_tokens.weight"], stored["model.embed_tokens.weight"])
 
 
-def test_a_base_that_is_stored_nowhere_else_is_written_beside_the_adapter(tiny, run):
+@pytest.mark.parametrize("stored", ["bundled", "a folder's configuration"])
+def test_a_base_that_is_stored_nowhere_else_is_written_beside_the_adapter(stored, tiny, folder, run):
+    if stored != "bundled":
+        for weights in Path(folder["model"]).glob("*.safetensors"):
+            weights.unlink()
+        tiny = folder
     Trainer(recipe={**tiny, "trainable": "lora", "base": "int8"}).train()
     path = Path(tiny["output_dir"])
     base = path / "model" / "base"

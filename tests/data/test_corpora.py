@@ -184,6 +184,11 @@ def test_a_row_of_another_length_than_the_first_line_is_refused(tmp_path: Path) 
                 tmp_path / "a.csv")
 
 
+def test_a_name_that_stands_twice_in_the_first_line_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,text\nfirst,second\n")
+    refused("a.csv names two fields 'text' in its first line; give each its own name", tmp_path / "a.csv")
+
+
 def test_binary_and_otherwise_encoded_files(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"PK\0\1\2")
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
@@ -200,7 +205,7 @@ def test_broken_json_lines_are_named_by_number(tmp_path: Path) -> None:
     path.write_text('{"text": "fine"}\n\n{"text": "bro\n')
     refused("a.jsonl line 3 is not JSON", path)
     path.write_text('{"text": "fine"}\n[1]\n')
-    refused("a.jsonl line 2 is not JSON in UTF-8: it is not an object", path)
+    refused("a.jsonl line 2 is not an object such as .* write one a line", path)
     path.write_text('{"text": "fine"}\n{"text": 5}\n')
     refused("data.text: field 'text' of .*a.jsonl line 2 is 5, not text", path)
     path.write_text('{"text": "fine"}\n{"body": "x", "n": 1}\n')

@@ -88,10 +88,26 @@ def test_masked_lm_and_image_rows(tmp_path: Path) -> None:
     ("causal-lm", {"input_ids": [400]}, r"400 among its input_ids, which should lie in 0 to 399; write vocab_size=401"),
     ("sequence-classification", {"input_ids": [4], "labels": 3}, "3 among its labels.* write num_labels=4"),
     ("causal-lm", {"input_ids": [4, 5], "labels": [4]}, "row 0 has 1 labels for 2 input_ids"),
+    ("causal-lm", {"input_ids": [-5, 2]}, "-5 among its input_ids, which should lie in 0 to 399; change the data"),
+    ("causal-lm", {"input_ids": [1.9, 2]}, r"row 0 has \[1.9, 2\] as its input_ids, which should be whole numbers"),
+    ("causal-lm", {"input_ids": "words"}, "row 0 has 'words' as its input_ids, which should be whole numbers"),
+    ("causal-lm", {"input_ids": [[1, 2], [3, 4]]}, "as its input_ids, which should be whole numbers, .* for one row"),
+    ("causal-lm", {"input_ids": [1, 2, 3], "attention_mask": [1]}, "row 0 has an attention_mask of 1 for 3 input_ids"),
+    ("causal-lm", [1, 2], "row 0 is of type list; give mappings such as"),
 ])  # fmt: skip
-def test_rows_that_do_not_serve(task: str, row: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_rows_that_do_not_serve(task: str, row: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         batch_of([row], tmp_path, task)
+
+
+def test_rows_of_a_batch_of_one_are_rows(tmp_path: Path) -> None:
+    batch = batch_of([{"input_ids": np.array([[5, 6, 7]]), "attention_mask": [[1, 1, 0]]}, {"input_ids": []}], tmp_path)
+    assert batch.inputs["input_ids"].tolist() == [[5, 6], [0, 0]]
+
+
+def test_columns_are_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset: a mapping of columns has no rows; give .*from_dict"):
+        batch_of({"input_ids": [[1, 2]]}, tmp_path)
 
 
 def test_rows_without_a_length_are_refused(tmp_path: Path) -> None:

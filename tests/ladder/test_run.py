@@ -196,7 +196,7 @@ def test_two_ladders_do_not_run_in_one_folder(go: Go, tmp_path: Path) -> None:
     other: Any = subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], stdout=subprocess.PIPE)
     with other.stdout:
         other.stdout.readline()
-        with pytest.raises(RecipeError, match="output_dir: another process is using"):
+        with pytest.raises(RecipeError, match="output_dir: another run is using"):
             go()
         other.kill()
         other.wait()

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel, TrainingArguments
 from typer.testing import CliRunner
 
-from tightfit import Recipe, Trainer, models
+from tightfit import Recipe, Trainer, apply, models, plan
 from tightfit.cli import app
 from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError, Refused
 from tightfit.training import run_folder
@@ -84,6 +84,26 @@ def test_a_model_that_breaks_the_contract_is_named(recipe, model, words):
         Trainer(model, recipe, ROWS).train()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_half_precision_trains_as_the_recipe_says(recipe, dtype):
+    losses = []
+    for of in (torch.float32, dtype):
+        torch.manual_seed(0)
+        model = Named().to(dtype).to(of)
+        trainer = Trainer(model, {**recipe, "precision": "fp32", "output_dir": f"{recipe['output_dir']}-{of}"}, ROWS)
+        losses.append(trainer.train().loss)
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("model", [{}, 3, Named, len, Path("gpt2")], ids=str)
+def test_what_is_no_model_is_named(recipe, model):
+    uses = (lambda: Trainer(model, recipe, ROWS), lambda: plan(model, recipe, gpu="l4"), lambda: apply(model, recipe))
+    for use in uses:
+        with pytest.raises(RecipeError, match=r"model: .* is neither a torch module nor the name of a model"):
+            use()
+
+
 def test_a_folder_that_cannot_be_written_is_named(recipe):
     (Path(recipe["output_dir"]) / LOCK).mkdir(parents=True)
     with pytest.raises(RecipeError, match=r"output_dir: .*/run cannot be written \(Is a directory: .*; write out"):
@@ -101,6 +121,14 @@ def test_no_run_leaves_its_lock_and_a_failed_one_no_empty_folder(recipe, tmp_pat
     Trainer(Named(), {**recipe, "output_dir": str(path)}, ROWS).train()
     assert (path / "summary.json").exists()
     assert not (path / LOCK).exists()
+
+
+def test_a_folder_takes_one_run_at_a_time_of_one_process_too(tmp_path):
+    again = run_folder.locked(tmp_path / "run")
+    with run_folder.locked(tmp_path / "run"), pytest.raises(RecipeError, match="output_dir: another run is using"):
+        again.__enter__()
+    with run_folder.locked(tmp_path / "run"):
+        assert (tmp_path / "run" / LOCK).exists()
 
 
 def test_a_lock_that_its_holder_removed_is_taken_anew(tmp_path, monkeypatch):

@@ -97,7 +97,7 @@ def read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
             try:
                 row = json.loads(line)
                 if not isinstance(row, dict):
-                    raise ValueError('it is not an object such as {"text": ...}')
+                    raise DataError(f"data: {origin} is not an object such as " '{"text": ...}; write one a line')
                 values = pick(row, wanted, origin)
                 for value in values:
                     str(value).encode()  # JSON can escape half of a character, which no encoding can write
@@ -114,6 +114,8 @@ def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
         rows = csv.DictReader(_remembered(file, lines), delimiter=delimiter)
         try:
             require_fields(wanted, rows.fieldnames or (), str(path))
+            if twice := [field for field in wanted.values() if list(rows.fieldnames or ()).count(field) > 1]:
+                raise DataError(f"data: {path} names two fields {twice[0]!r} in its first line; give each its own name")
             names = len(rows.fieldnames or ())
             lines.clear()
             for row in rows:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tightfit.data.corpora import missing_path
 from tightfit.data.samples import PADDED_WITH_ZERO, Example, Padded, generator, next_tokens, padded, shifted_right
-from tightfit.errors import DataError, MissingLibrary
+from tightfit.errors import DataError, MissingLibrary, cut
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array, ArraySpec, Task, get_task
@@ -38,6 +38,8 @@ def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts) -> Padded:
     if not isinstance(rows, Sized):
         raise DataError(f"dataset: {type(rows).__name__} has no length, as streamed data has none, and an epoch of it "
                         "no number of steps; give rows with len() and [i], such as load_dataset(..., streaming=False)")
+    if isinstance(rows, Mapping):
+        raise DataError("dataset: a mapping of columns has no rows; give datasets.Dataset.from_dict(...) of it")
     examples = RowExamples(rows=rows, task=get_task(recipe.task), seq_len=recipe.seq_len, facts=facts)
     if len(examples):
         examples.example(0, 0)
@@ -58,6 +60,9 @@ class RowExamples:
 
     def example(self, index: int, epoch: int) -> Example:
         row = self.rows[index]
+        if not isinstance(row, Mapping):
+            raise DataError(f"dataset: row {index} is of type {type(row).__name__}; give mappings such as "
+                            '{"input_ids": [...]}')
         for name in self.task.needs:
             if row.get(name) is None:
                 raise DataError(f"dataset: row {index} has no {name!r}, which {self.task.name} needs; it has: "
@@ -65,8 +70,11 @@ class RowExamples:
         if self.task.reads == "images":
             return Example({"pixel_values": np.asarray(row["pixel_values"], np.float32)}, self._class(row, index))
         mask = row.get("attention_mask")
-        shown = slice(None) if mask is None else np.asarray(mask, dtype=bool)
-        ids = self._ids(row, "input_ids", index)[shown][: self.seq_len + 1]
+        ids = self._ids(row, "input_ids", index)
+        shown = np.ones(len(ids), bool) if mask is None else np.asarray(mask, bool).reshape(-1)
+        if len(shown) != len(ids):
+            raise DataError(f"dataset: row {index} has an attention_mask of {len(shown)} for {len(ids)} input_ids")
+        ids = ids[shown][: self.seq_len + 1]
         inputs = {"input_ids": ids[: self.seq_len]}
         for name in PADDED_WITH_ZERO & row.keys():
             inputs[name] = self._ids(row, name, index)[shown][: self.seq_len]
@@ -87,12 +95,12 @@ class RowExamples:
         return Example(inputs, labels[: self.seq_len])
 
     def _ids(self, row: Mapping[str, Any], name: str, index: int) -> Array:
-        ids = np.asarray(row[name], dtype=np.int64).reshape(-1)
+        ids = _integers(row[name], name, index).reshape(-1)
         self._check(ids, name, index, self.facts.vocab_size, "vocab_size")
         return ids
 
     def _class(self, row: Mapping[str, Any], index: int) -> Array:
-        label = np.asarray(row["labels"], dtype=np.int64).reshape(())
+        label = _integers(row["labels"], "labels", index).reshape(())
         self._check(label, "labels", index, self.facts.num_labels, "num_labels")
         return label
 
@@ -100,8 +108,23 @@ class RowExamples:
         wrong = values[(values != IGNORE) & ((values < 0) | (values >= high))]
         if wrong.size:
             largest = int(wrong.max())
-            raise DataError(f"dataset: row {index} has {largest} among its {name}, which should lie in 0 to "
-                            f"{high - 1}; write {field}={max(largest, 0) + 1} or change the data")
+            more = f"write {field}={largest + 1} or " if wrong.min() >= 0 else ""
+            raise DataError(f"dataset: row {index} has {int(wrong[0])} among its {name}, which should lie in 0 to "
+                            f"{high - 1}; {more}change the data")
+
+
+def _integers(values: Any, name: str, index: int) -> Array:
+    """A row's values of that name. Raises DataError for other numbers than whole ones, and for nested rows."""
+    try:
+        found = np.asarray(values)
+        if found.size and found.dtype.kind not in "iub":
+            raise ValueError
+        if found.squeeze().ndim > 1:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise DataError(f"dataset: row {index} has {cut(repr(values), 80)} as its {name}, which should be whole "
+                        "numbers, as a tokenizer gives them for one row") from None
+    return found.astype(np.int64)
 
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})

@@ -68,6 +68,15 @@ def load_recipe(
     return Recipe.from_training_arguments(training_arguments, **_with_task(fields))
 
 
+def check_model(model: Any) -> None:
+    """Raise RecipeError for what is neither a module nor a model's name, nor None."""
+    is_module = callable(getattr(model, "named_parameters", None)) and not isinstance(model, type)
+    if model is not None and not isinstance(model, str) and not is_module:
+        what = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise RecipeError(f"model: {what} is neither a torch module nor the name of a model; give a module that is "
+                          "built, or a name such as 'gpt2', and a recipe behind it")
+
+
 def as_recipe(
     recipe: Recipe | Mapping[str, Any] | str | Path | TrainingArguments | None, model: Any = None,
     overrides: Iterable[str] = (), *, cuda: bool = False, training_arguments: Path | None = None,
@@ -79,6 +88,7 @@ def as_recipe(
     to run on a CUDA device, where a named recipe may differ. training_arguments: as of `load_recipe`, beside a name.
     Raises RecipeError.
     """
+    check_model(model)
     named = {"model": model} if isinstance(model, str) else {}
     words = list(overrides)
     if training_arguments is not None and not isinstance(recipe, str | Path):

@@ -156,7 +156,7 @@ class Recipe(TechniqueFacts, BaseModel):
     seed: Annotated[int, Field(ge=0), at_most(2**63 - 1), NUMBER] = 0
     """Seeds weights, data order, dropout and sampling."""
     logging_steps: Positive = 10
-    """Write a line of metrics every so many steps."""
+    """Write a line of `metrics.jsonl` every so many steps; the screen shows steps some seconds apart."""
     eval_steps: Positive | Epoch | None = None
     """Evaluate every so many steps, or after each `epoch`; by default only at the end."""
     eval_samples: Positive = 256

@@ -24,6 +24,8 @@ from tightfit.system import lock_file
 RECIPE, METRICS, SUMMARY, CHECKPOINTS, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "checkpoints", "model"
 PLAN = "plan.json"
 LOCK = ".lock"
+IN_USE: dict[Path, object] = {}
+"""Folders that runs of this process write into: the system's locks are between processes."""
 
 
 @contextmanager
@@ -35,11 +37,15 @@ def locked(folder: Path) -> Iterator[None]:
         made = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            own, place = object(), folder.resolve()
+            if IN_USE.setdefault(place, own) is not own:
+                raise BlockingIOError
+            held.callback(IN_USE.pop, place)
             while not _lock(folder / LOCK, held):
                 pass
         except BlockingIOError:
             raise RecipeError(
-                f"output_dir: another process is using {folder}; wait for it, or write output_dir=..."
+                f"output_dir: another run is using {folder}; wait for it, or write output_dir=..."
             ) from None
         except OSError as error:
             raise RecipeError(f"output_dir: {folder} cannot be written ({error.strerror or error}: {error.filename}); "

@@ -70,7 +70,7 @@ def bare_build(
         model, notes = build_model(recipe, task, where, dtype, config, torch_device)
     else:
         facts = module_facts(model, recipe)
-        if dtype != torch.float32:
+        if dtype != torch.float32 or any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
             cast_weights(model, dtype)  # before it moves, so that the device never holds it wider
         if not any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # those are there already
             model = model.to(where)

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.assembly import bare_build
-from tightfit.backends.pytorch.models import DrawnAtRandom
+from tightfit.backends.pytorch.models import DrawnAtRandom, stored_source
 from tightfit.backends.pytorch.saved_model import save_model
-from tightfit.backends.pytorch.techniques.adapters.folder import BASE, load_adapter, stored_source
+from tightfit.backends.pytorch.techniques.adapters.folder import BASE, load_adapter
 from tightfit.backends.pytorch.techniques.adapters.layers import dequantize, frozen_layers
 from tightfit.devices import Device
 from tightfit.errors import CheckpointError

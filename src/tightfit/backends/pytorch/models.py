@@ -24,7 +24,7 @@ from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.sharding import full_shape
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
 from tightfit.model_facts import facts_of
-from tightfit.models import TransformerConfig, read_config, resolve_source
+from tightfit.models import ModelSource, TransformerConfig, read_config, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task
 
@@ -78,10 +78,9 @@ def build_model(
             model = model.to(device)  # which fake tensors with other references to them cannot do
         return BuiltModel(ready_to_train(model, recipe))
     config = read_config(recipe) if config is None else config
-    stored = recipe.pretrained and source.kind != "bundled"
+    stored = stored_source(recipe) is not None
     notes: list[str] = []
-    if stored and source.kind == "folder" and not any(any(Path(source.name).glob(files)) for files in WEIGHT_FILES):
-        stored = False
+    if source.kind == "folder" and recipe.pretrained and not stored:
         notes.append(DrawnAtRandom(f"the folder {source.name} holds no weights: the model starts from its "
                                    "configuration"))
     if isinstance(config, TransformerConfig):
@@ -123,6 +122,15 @@ def no_progress_bars() -> Iterator[None]:
             transformers.utils.logging.enable_progress_bar()
         if not downloads:
             disable_progress_bars()
+
+
+def stored_source(recipe: Recipe) -> ModelSource | None:
+    """The stored model whose weights a recipe loads; None where it draws them."""
+    source = resolve_source(recipe)
+    if source.kind not in ("folder", "hub") or not recipe.pretrained:
+        return None
+    there = source.kind == "hub" or any(any(Path(source.name).glob(files)) for files in WEIGHT_FILES)
+    return source if there else None
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:

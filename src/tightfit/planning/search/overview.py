@@ -1,7 +1,8 @@
 """Every GPU of the catalogue for one model: what fits by training all of it, with host memory's help, and by adapters.
 
-One trace serves many cards: what a step allocates follows the card's generation of attention kernels, and what differs
-beyond that (context, workspaces, speed) is each card's own. A way has few recipes, the faster first; no search is made.
+One trace serves many cards: what a step allocates follows, closely enough for an overview, whether the card has flash
+attention, and what differs beyond that (context, workspaces, speed) is each card's own. A way has few recipes, the
+faster first; no search is made.
 """
 
 from __future__ import annotations

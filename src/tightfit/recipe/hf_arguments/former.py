@@ -38,7 +38,7 @@ def as_today(given: Mapping[str, Any]) -> dict[str, Any]:
     if ratio := found.pop("warmup_ratio", None):  # steps stand above it
         found["warmup_steps"] = found.get("warmup_steps") or ratio
     if found.pop("group_by_length", False):
-        found["train_sampling_strategy"] = "group_by_length"
+        raise RecipeError("group_by_length: true orders the data otherwise than at random; write false or leave it out")
     if found.pop("adafactor", False):
         found["optim"] = "adafactor"
     for name, values in SAME_AS_NONE.items():

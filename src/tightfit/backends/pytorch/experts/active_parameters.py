@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from tightfit.backends.pytorch.sharding import full_shape
+from tightfit.errors import ModelError
 from tightfit.model_facts import experts_per_token
 
 
@@ -30,6 +31,8 @@ def active_share(model: nn.Module, experts: nn.Module) -> float:
     """The share of the experts that a token is sent to: what the experts' own configuration says, or the model's."""
     config = getattr(experts, "config", None) or getattr(model, "config", None)
     chosen, count = experts_per_token(config), experts.num_experts
+    if count == 0:
+        raise ModelError("model: its configuration has layers of 0 experts; write 1 or more there")
     return min(chosen / count, 1.0) if chosen and isinstance(count, int) else 1.0
 
 

@@ -49,8 +49,7 @@ CLASSES: dict[type[nn.Module], type[Fp8Linear | Fp8Conv1D]] = {nn.Linear: Fp8Lin
 
 def convert(stacks: Sequence[Iterable[nn.Module]], scaling: str, *, imitated: bool) -> tuple[int, int]:
     """Let the linear layers of a model's blocks multiply in fp8 from now on. scaling: the name of torchao's recipe.
-    imitated: whether in fp32, as on a processor, whose own kernel for it is a reference that takes 50 to 700 times as
-    long.
+    imitated: whether in fp32, as on a processor, whose own kernel for it is a slow reference.
 
     Returns how many do, and how many do not because a side is no multiple of 16.
     """

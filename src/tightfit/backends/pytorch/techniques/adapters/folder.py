@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.models import stored_source
 from tightfit.backends.pytorch.saved_model import name_classes, save_model
 from tightfit.backends.pytorch.state import write_tensors
 from tightfit.backends.pytorch.techniques.adapters.layers import FACTORS, LINEAR, frozen_layers
 from tightfit.errors import CheckpointError, one_line, shown
-from tightfit.models import ModelSource, resolve_source
-from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 
 CONFIG, TENSORS, BASE = "adapter_config.json", "adapter_model.safetensors", "base"
@@ -89,12 +88,6 @@ def load_adapter(build: Build, folder: Path) -> None:
                               f"{json.dumps(expected)} in it")
     for name, tensor in live.items():
         tensor.copy_(tensors[name])
-
-
-def stored_source(recipe: Recipe) -> ModelSource | None:
-    """The stored model whose weights a recipe loads; None where it draws them."""
-    source = resolve_source(recipe)
-    return source if source.kind in ("folder", "hub") and recipe.pretrained else None
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
