@@ -458,7 +458,8 @@ def test_host_memory_limits_what_waits_there():
 
 
 def test_the_same_question_is_answered_from_the_cache_with_no_framework(recipe, tmp_path):
-    pins = ["precision=bf16", "attention=sdpa", "loss=plain", "optimizer=adamw"]  # quick to plan
+    pins = ["precision=bf16", "attention=sdpa", "loss=plain", "optimizer=adamw", "checkpointing=none",
+            "offload=none", "accumulation=loop", "update=after-backward"]  # quick to plan
     words = ["plan", recipe, *pins, "--gpu", "l4", "--json"]
     quick = ("import sys; from tightfit.cli import app; app(sys.argv[1:], standalone_mode=False); "
              "print([n for n in ('torch', 'transformers', 'jax', 'huggingface_hub') if n in sys.modules])")

@@ -231,7 +231,7 @@ def test_two_processes_do_not_share_a_folder(run):
                 break
             time.sleep(0.05)
         time.sleep(0.2)
-        with pytest.raises(RecipeError, match="another process"):
+        with pytest.raises(RecipeError, match="another run"):
             train(run)
     finally:
         process.kill()

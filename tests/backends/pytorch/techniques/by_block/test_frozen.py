@@ -48,7 +48,8 @@ def plain(trained: str, base: str, architecture: str = "llama") -> Run:
     return run(architecture, **FROZEN[trained], **BASES[base])._replace(step=None)
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", [
+    pytest.param(name, marks=[pytest.mark.cold] * (name in ("bf16", "int8"))) for name in BASES])
 @pytest.mark.parametrize("trained", [
     pytest.param(name, marks=[pytest.mark.cold] * (name == "dora")) for name in FROZEN])
 def test_streamed_frozen_weights_are_the_plain_ones(trained, base):
@@ -66,7 +67,9 @@ def test_transposed_and_tied_weights_stream_frozen(base):
         assert same(plain("dora", base, "gpt2"), run("gpt2", **FROZEN["dora"], **BASES[base], **kind))
 
 
-@pytest.mark.parametrize("fields", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("fields", [
+    pytest.param(fields, marks=[pytest.mark.cold] * (name in ("fp16", "8-bit states")), id=name)
+    for name, fields in BESIDE.items()])
 @pytest.mark.parametrize("trained", ["lora", "layers"])
 def test_every_technique_streams_frozen_weights(trained, fields):
     frozen = {**FROZEN[trained], "base": "nf4", **fields}

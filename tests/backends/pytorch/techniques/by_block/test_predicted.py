@@ -116,9 +116,9 @@ def test_casts_of_weights_do_not_wait_in_host_memory():
 
 
 @pytest.mark.parametrize("fields", [
-    HOST, EVERYTHING, ALL_OF_LORA,
+    HOST, EVERYTHING,
     *(pytest.param(fields, marks=pytest.mark.cold) for fields in (
-        BY_BLOCK, SWEEPS, {**SWEEPS, "batch_size": 16}, ALL, SHARES, {**UPWARD, **LORA, "base": "nf4"},
+        ALL_OF_LORA, BY_BLOCK, SWEEPS, {**SWEEPS, "batch_size": 16}, ALL, SHARES, {**UPWARD, **LORA, "base": "nf4"},
         {**SHARES, **LORA})),
 ], ids=["host", "everything", "all of lora", "resident", "sweeps", "many sweeps", "all", "shares", "nf4",
         "shares of lora"])
