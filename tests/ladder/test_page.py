@@ -128,7 +128,9 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path):
 
 
 @needs_chromium
-@pytest.mark.parametrize("made", [bert_large, hostile, lambda: empty(find_ladder("bert-large"), "reduced")])
+@pytest.mark.parametrize("made", [
+    hostile, *(pytest.param(made, marks=pytest.mark.cold) for made in (
+        bert_large, lambda: empty(find_ladder("bert-large"), "reduced")))])
 def test_a_picture_is_drawn(tmp_path, made):
     save_picture(tmp_path / "a.png", made())
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -182,6 +184,7 @@ def test_charts_are_drawn_and_fit_in_either_theme(visit, width, theme):
 
 
 @needs_chromium
+@pytest.mark.cold
 def test_the_keyboard_reaches_tables_and_folded_lines(visit):
     opened = visit("reduced.html", drawn=False)
     opened.keyboard.press("Tab")

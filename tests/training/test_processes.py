@@ -36,7 +36,8 @@ from tightfit.training.trainer import Trainer
 
 KINDS: dict[str, Any] = {"ddp": "ddp", "fsdp": "fsdp", "fsdp offloaded": {"name": "fsdp", "cpu_offload": True},
          "fsdp last": {"name": "fsdp", "gradient_sync": "last", "reshard": False}}
-each_kind = pytest.mark.parametrize("parallel", KINDS.values(), ids=KINDS)
+each_kind = pytest.mark.parametrize("parallel", [
+    pytest.param(kind, marks=[pytest.mark.cold] * (name == "fsdp last"), id=name) for name, kind in KINDS.items()])
 
 
 @pytest.fixture

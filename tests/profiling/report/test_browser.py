@@ -32,6 +32,7 @@ def test_charts_are_drawn_and_fit(visit, width, theme):
     charts_fit(visit("two.html", width, theme), width, 9)
 
 
+@pytest.mark.cold
 def test_hovering_tells_bytes(visit):
     page = visit("two.html")
     plot = page.locator("#memory-chart .nsewdrag").first
@@ -51,6 +52,7 @@ def test_nothing_offers_to_send_a_chart_away(visit):
     assert page.locator("form, a[href*='//']").count() == 0
 
 
+@pytest.mark.cold
 def test_boxes_hide_and_show_a_category(visit):
     page = visit("two.html")
     before = shown(page)
@@ -64,6 +66,7 @@ def test_boxes_hide_and_show_a_category(visit):
     assert shown(page) == before
 
 
+@pytest.mark.cold
 def test_the_keyboard_reaches_everything(visit):
     page = visit("two.html")
     page.keyboard.press("Tab")
@@ -89,11 +92,12 @@ def test_the_keyboard_reaches_everything(visit):
     assert {"INPUT ", "DIV scroll", "SUMMARY "} <= reached
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.cold)])
 def test_both_themes_and_the_button_between_them(visit, theme):
     themes_differ(visit("two.html", theme=theme), theme, "memory-chart")
 
 
+@pytest.mark.cold
 def test_a_folded_chart_takes_the_pages_width_when_it_opens(visit):
     page = visit("two.html")
     page.locator("#readings summary").click()
