@@ -111,7 +111,7 @@ def main() -> None:
             changes = RUNS[name]
             torch.manual_seed(0)
             place = Path(folder) / name.replace(" ", "-").replace(",", "")
-            curves[name] = {"changes": changes} | run(changes, steps, place)
+            curves[name] = {"changes": changes, "date": record.environment()["date"]} | run(changes, steps, place)
             end, base = curves[name]["held_out"][-1][1], curves["fp32 adamw"]["held_out"][-1][1]
             allowed = tolerance(changes)
             curves[name].update({"above_fp32_adamw": end - base, "tolerance": allowed, "within": end - base <= allowed})

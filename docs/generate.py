@@ -91,16 +91,17 @@ def _measured(variant: type[Technique]) -> list[str]:
     if not CONVERGENCE.exists():
         return []
     record = json.loads(CONVERGENCE.read_text())
-    rows = []
+    rows, dates = [], set()
     for name, run in record["runs"].items():
         chosen = run["changes"].get(variant.slot)
         if (chosen["name"] if isinstance(chosen, dict) else chosen) == variant.name:
             end = run["held_out"][-1][1]
+            dates.add(run["date"])
             rows.append((name, f"{run['learning_rate']:g}", f"{end:.3f}", f"{run['above_fp32_adamw']:+.3f}"))
     if not rows:
         return []
     where = record["environment"]
-    place = f"{where['device']}, torch {where['torch']}, {where['date']}"
+    place = f"{where['device']}, torch {where['torch']}, {' and '.join(sorted(dates))}"
     source = (f"Quickstart's data, a smaller model, {record['steps']} steps, {place}; nats a token, in "
               "[convergence.json](../../results/convergence.json).")  # fmt: skip
     table = _table(("run", "peak learning rate", "held-out loss", "against fp32 AdamW"), rows)

@@ -89,9 +89,11 @@ def test_masked_lm_and_image_rows(tmp_path: Path) -> None:
     ("sequence-classification", {"input_ids": [4], "labels": 3}, "3 among its labels.* write num_labels=4"),
     ("causal-lm", {"input_ids": [4, 5], "labels": [4]}, "row 0 has 1 labels for 2 input_ids"),
     ("causal-lm", {"input_ids": [-5, 2]}, "-5 among its input_ids, which should lie in 0 to 399; change the data"),
-    ("causal-lm", {"input_ids": [1.9, 2]}, r"row 0 has \[1.9, 2\] as its input_ids, which should be whole numbers"),
-    ("causal-lm", {"input_ids": "words"}, "row 0 has 'words' as its input_ids, which should be whole numbers"),
-    ("causal-lm", {"input_ids": [[1, 2], [3, 4]]}, "as its input_ids, which should be whole numbers, .* for one row"),
+    ("causal-lm", {"input_ids": [1.9, 2]}, r"row 0 has \[1.9, 2\] as its input_ids, which should be integers"),
+    ("causal-lm", {"input_ids": [10**30]}, "as its input_ids, which should be integers"),
+    ("causal-lm", {"input_ids": [float("nan")]}, r"row 0 has \[nan\] as its input_ids, which should be integers"),
+    ("causal-lm", {"input_ids": "words"}, "row 0 has 'words' as its input_ids, which should be integers"),
+    ("causal-lm", {"input_ids": [[1, 2], [3, 4]]}, "as its input_ids, which should be integers, .* for one row"),
     ("causal-lm", {"input_ids": [1, 2, 3], "attention_mask": [1]}, "row 0 has an attention_mask of 1 for 3 input_ids"),
     ("causal-lm", [1, 2], "row 0 is of type list; give mappings such as"),
 ])  # fmt: skip
@@ -101,8 +103,9 @@ def test_rows_that_do_not_serve(task: str, row: Any, message: str, tmp_path: Pat
 
 
 def test_rows_of_a_batch_of_one_are_rows(tmp_path: Path) -> None:
-    batch = batch_of([{"input_ids": np.array([[5, 6, 7]]), "attention_mask": [[1, 1, 0]]}, {"input_ids": []}], tmp_path)
-    assert batch.inputs["input_ids"].tolist() == [[5, 6], [0, 0]]
+    rows = [{"input_ids": np.array([[5, 6, 7]]), "attention_mask": [[1, 1, 0]]}, {"input_ids": [8.0]}]
+    batch = batch_of(rows, tmp_path)
+    assert batch.inputs["input_ids"].tolist() == [[5, 6], [8, 0]]
 
 
 def test_columns_are_no_rows(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -114,17 +115,14 @@ class RowExamples:
 
 
 def _integers(values: Any, name: str, index: int) -> Array:
-    """A row's values of that name. Raises DataError for other numbers than whole ones, and for nested rows."""
-    try:
-        found = np.asarray(values)
-        if found.size and found.dtype.kind not in "iub":
-            raise ValueError
-        if found.squeeze().ndim > 1:
-            raise ValueError
-    except (TypeError, ValueError):
-        raise DataError(f"dataset: row {index} has {cut(repr(values), 80)} as its {name}, which should be whole "
-                        "numbers, as a tokenizer gives them for one row") from None
-    return found.astype(np.int64)
+    """A row's values of that name. Raises DataError for fractions, texts and nested rows."""
+    with suppress(OverflowError, TypeError, ValueError), np.errstate(invalid="ignore"):  # of NaN
+        given = np.asarray(values)
+        found = given.astype(np.int64)
+        if given.dtype.kind not in "SU" and np.array_equal(found, given) and given.squeeze().ndim <= 1:
+            return found
+    raise DataError(f"dataset: row {index} has {cut(repr(values), 80)} as its {name}, which should be integers, as a "
+                    "tokenizer gives them for one row")
 
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})

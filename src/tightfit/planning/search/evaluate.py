@@ -161,7 +161,7 @@ class InProcess:
 
 
 def trace_key(recipe: Recipe) -> str:
-    """What recipes that have one trace share: all but the allocator's settings."""
+    """Cache key of a recipe's trace: every field but the allocator's setting, which changes no op and no tensor."""
     return repr(recipe.model_copy(update={"expandable_segments": False}))
 
 

@@ -145,12 +145,12 @@ def estimate_on_cards(
 
     try:
         trace = tools.predict(recipe, devices[0])
-        return [_estimate(trace, recipe, device, replace(tools, replay=replay), evaluator) for device in devices]
+        return [_estimate(trace, recipe, device, replace(tools, replay=replay)) for device in devices]
     except TightfitError as error:
         return error
 
 
-def _estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, evaluator: InProcess) -> GpuEstimate:
+def _estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> GpuEstimate:
     trace = replace(trace, untraced=tools.untraced(recipe, device, trace))
     memory = predict_memory(trace, recipe, device, tools)
     time = training_time(trace, recipe, device, tools)[0] if memory.fit_rank.is_safe else None

@@ -30,7 +30,6 @@ QUICK = 2
 """Cost of a trace up to which it is quick: with optimizer states in host memory, and no compiled step."""
 MOST_TOKENS = 1 << 17
 """Tokens of a micro-batch that nobody pinned, at most: larger ones are no faster."""
-"""The field that decides how the allocator lays a step out, and nothing of the step itself."""
 
 
 @dataclass(frozen=True)

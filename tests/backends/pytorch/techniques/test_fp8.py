@@ -41,12 +41,12 @@ def decibels(exact: Tensor, other: Tensor) -> float:
 @pytest.mark.parametrize(("kind", "sides"), [(nn.Linear, (64, 48)), (Conv1D, (48, 64))], ids=["Linear", "Conv1D"])
 @pytest.mark.parametrize(("scaling", "floors"), [("tensorwise", (24, 21)), ("rowwise", (24, 23))])
 @pytest.mark.parametrize("tokens", [32, 27])
-@pytest.mark.parametrize("imitated", [False, True])
-def test_products_are_near_those_of_bf16(kind, sides, scaling, floors, tokens, imitated):
+@pytest.mark.parametrize("emulated", [False, True])
+def test_products_are_near_those_of_bf16(kind, sides, scaling, floors, tokens, emulated):
     torch.manual_seed(0)
     plain = nn.Sequential(kind(*sides))
     fp8 = copy.deepcopy(plain)
-    assert fp8_layers.convert([[fp8]], scaling, imitated=imitated) == (1, 0)
+    assert fp8_layers.convert([[fp8]], scaling, emulated=emulated) == (1, 0)
     inputs = torch.randn(2, tokens, 64)
     found = []
     for model in (plain, fp8):
@@ -71,7 +71,7 @@ def test_layers_that_do_not_fit_are_left_out():
 
     block = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 24), nn.Linear(24, 32), Odd(32, 32), nn.LayerNorm(32))
 
-    assert fp8_layers.convert([[block]], "tensorwise", imitated=True) == (1, 2)
+    assert fp8_layers.convert([[block]], "tensorwise", emulated=True) == (1, 2)
     assert [type(layer) for layer in block] == [fp8_layers.Fp8Linear, nn.Linear, nn.Linear, Odd, nn.LayerNorm]
 
 
@@ -86,7 +86,7 @@ def test_layers_of_blocks_multiply_in_fp8_and_no_others(architecture):
 
     assert in_fp8 == {module for module in inside if isinstance(module, nn.Linear | Conv1D)}
     assert [name for name, _ in build.model.named_parameters()] == names
-    assert any("imitates" in note for note in build.notes)
+    assert any("emulates" in note for note in build.notes)
 
 
 def test_a_model_without_such_layers_is_refused():

@@ -22,7 +22,7 @@ MULTIPLE = 16
 """Numbers in 16 bytes: what tensor cores read fp8 rows by."""
 PRODUCTS = LinearMMConfig()
 """Sums of the forward product may be kept in fewer bits than fp32, those of gradients not."""
-IMITATED = LinearMMConfig(*[ScaledMMConfig(emulate=True)] * 3)
+EMULATED = LinearMMConfig(*[ScaledMMConfig(emulate=True)] * 3)
 """Products of the same fp8 numbers in fp32."""
 
 
@@ -47,14 +47,14 @@ class Fp8Conv1D(Conv1D):  # type: ignore[misc]
 CLASSES: dict[type[nn.Module], type[Fp8Linear | Fp8Conv1D]] = {nn.Linear: Fp8Linear, Conv1D: Fp8Conv1D}
 
 
-def convert(stacks: Sequence[Iterable[nn.Module]], scaling: str, *, imitated: bool) -> tuple[int, int]:
+def convert(stacks: Sequence[Iterable[nn.Module]], scaling: str, *, emulated: bool) -> tuple[int, int]:
     """Let the linear layers of a model's blocks multiply in fp8 from now on. scaling: the name of torchao's recipe.
-    imitated: whether in fp32, as on a processor, whose own kernel for it is a slow reference.
+    emulated: whether in fp32, as on a processor, whose own kernel for it is a slow reference.
 
     Returns how many do, and how many do not because a side is no multiple of 16.
     """
     convert_to_float8_training(nn.Identity())  # for its workaround of a Triton miscompile (triton issue 11111)
-    config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=imitated)
+    config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulated)
     layers = {layer for blocks in stacks for block in blocks for layer in block.modules() if type(layer) in CLASSES}
     fitting = [layer for layer in layers if not any(side % MULTIPLE for side in _sides(layer))]
     for layer in fitting:
@@ -79,7 +79,7 @@ def _multiply(values: Tensor, weight: Tensor, bias: Tensor | None, config: Float
     if missing:  # the weight's gradient is a product over rows
         rows = F.pad(rows, (0, 0, 0, missing))
     with torch.autocast(kind, enabled=False):  # which would cast fp32 weights before fp8's own cast does
-        products = IMITATED if config.emulate else PRODUCTS
+        products = EMULATED if config.emulate else PRODUCTS
         result: Tensor = matmul_with_hp_or_float8_args.apply(rows, weight, products, config)
     if missing:
         result = result[:count]

@@ -40,14 +40,14 @@ def fp8(technique: Fp8, build: Build) -> Build:
     except ImportError as error:
         raise ModelError(f"precision: this version of torchao lacks what fp8 needs: {error}; write precision=bf16, or "
                          "run: pip install 'torchao>=0.17'") from error
-    converted, left_out = fp8_layers.convert(build.stacks, technique.scaling, imitated=build.device.kind == "cpu")
+    converted, left_out = fp8_layers.convert(build.stacks, technique.scaling, emulated=build.device.kind == "cpu")
     if not converted:
         raise Refused("precision: fp8 multiplies in linear layers whose sides are multiples of 16, and the blocks of "
                       f"{type(build.model).__name__} have none; write precision=bf16")
     notes = {
         f"precision: {left_out} of {converted + left_out} linear layers of the blocks have a side that is no multiple "
         "of 16, and stay in bf16": left_out,
-        "precision: a processor has no fp8 products and imitates them in fp32; write precision=bf16 to train on it":
+        "precision: a processor has no fp8 products and emulates them in fp32; write precision=bf16 to train on it":
             build.device.kind == "cpu",
         "precision: uncompiled, fp8's casts take longer than its products save; write compile=per-block":
             build.device.kind == "cuda" and not build.recipe.compiled,
