@@ -22,7 +22,7 @@ from tightfit.recipe import Recipe
 Row = dict[str, Any]
 STREAMED = {**beyond.RESIDENT, **beyond.STREAMED}
 SHORT = {"model_overrides": {"num_hidden_layers": 3}, "precision": {"name": "bf16-pure", "rounding": "kahan"},
-         "batch_size": 3, "seq_len": 1024, "max_grad_norm": 0.5}
+         "batch_size": 3, "seq_len": 1024, "max_grad_norm": 0.5, "deterministic": True}
 TINY = {"model": "llama-3.2-1b", "vocab_size": 512, "seq_len": 64, "model_overrides": {
     "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
     "num_hidden_layers": 4, "tie_word_embeddings": False}}

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +39,7 @@ with cuda_unopened():
     from random_global_batches import random_global_batch
     from tightfit.backends.pytorch.assembly import assemble
     from tightfit.backends.pytorch.batch import TensorGlobalBatch
+    from tightfit.backends.pytorch.determinism import use_deterministic_matmuls
     from tightfit.backends.pytorch.step import Step
     from tightfit.devices import GIB, Device, find_device
     from tightfit.errors import RecipeError, Refused
@@ -87,11 +87,9 @@ def run_case(case: Case, plans: Mapping[str, Row], device: Device, path: Path, o
     if on_cpu:
         torch.set_num_threads(1)  # a forked process cannot use its parent's threads
     else:
-        if runs[0].exact:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        if recipe.deterministic:
+            use_deterministic_matmuls()
         gpu_truth._set_up(None, bool(recipe.expandable_segments))
-    if runs[0].exact:
-        torch.use_deterministic_algorithms(True, warn_only=True)
     before, began = psutil.Process().memory_info().rss, time.monotonic()
     build = assemble(recipe, device, torch.device("cpu" if on_cpu else "cuda"))
     step = Step(build, inspect=False)

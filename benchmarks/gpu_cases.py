@@ -78,6 +78,7 @@ CONFIGURED: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 """Models from a configuration class of transformers: class, task, numbers."""
 
+_KERNELS = ("eager", *(f"sdpa attention.kernel={kernel}" for kernel in ("flash", "efficient", "math")))
 SMALL_GPT = "model_overrides.n_layer=6 model_overrides.n_embd=512 model_overrides.n_head=8"
 
 
@@ -135,15 +136,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         f"bert-base 32x512 {PADDED} loss=chunked",
     ),
     "attention": (
-        *_each(("gpt2 8x1024", "llama-3.2-1b 2x2048"), "attention", (
-            "eager", "sdpa attention.kernel=flash", "sdpa attention.kernel=efficient", "sdpa attention.kernel=math",
-            "flex", "flash-attn",
-        )),
+        *_each(("gpt2 8x1024",), "attention", (*_KERNELS, "flex model_overrides.attn_pdrop=0.0", "flash-attn")),
+        *_each(("llama-3.2-1b 2x2048",), "attention", (*_KERNELS, "flex", "flash-attn")),
         "llama-3.2-1b 2x2048 attention=sdpa attention.kernel=cudnn",
         "gpt2 8x1024 model_overrides.attn_pdrop=0.0 attention=sdpa attention.kernel=cudnn",
         "bert-base 32x512 attention=eager", "gpt2 8x1024 precision=fp32 attention=eager",
         "t5-base 16x512 attention=eager", "mistral-window 4x2048 attention=eager",
-        "gpt2 8x1024 precision=fp32 attention=sdpa attention.kernel=efficient", f"gpt2 8x1024 {PACKED} attention=flex",
+        "gpt2 8x1024 precision=fp32 attention=sdpa attention.kernel=efficient",
+        f"gpt2 8x1024 {PACKED} attention=flex model_overrides.attn_pdrop=0.0",
         f"qwen2.5-0.5b 4x2048 {PACKED} attention=sdpa attention.kernel=flash",
     ),
     "windows": (

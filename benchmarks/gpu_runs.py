@@ -195,15 +195,17 @@ def plan_again(cases: Iterable[Case], device: Device, folder: Path, rows: Rows, 
     return found
 
 
-def write_summary(rows: Iterable[Row], planned: int, path: Path, device: Mapping[str, Any]) -> dict[str, Any]:
-    """Print it, and write it beside the rows, with a figure where something was measured."""
+def write_summary(
+    rows: Iterable[Row], planned: int, path: Path, device: Mapping[str, Any], **more: Any
+) -> dict[str, Any]:
+    """Print it, and write it beside the rows, with a figure where something was measured. more: what else to tell."""
     rows = list(rows)
     summary = summarize(rows, planned)
     print("\n".join(lines(summary, rows)))
     short = ("name", "group", "predicted", "measured", "date")
     cases = [{field: row[field] for field in short} for row in rows if row.get("measured")]
     name = f"{path.stem}-{record.slug(device['name'])}"
-    print(record.write(name, {"gpu": device, **summary, "cases": cases}, path.parent))
+    print(record.write(name, {"gpu": device, **summary, **more, "cases": cases}, path.parent))
     if any(row["measured"].get("peak_reserved") for row in cases):
         plot(rows, path.with_name(f"{name}.png"), f"predicted against measured, {device['name']}")
     return summary
@@ -228,8 +230,10 @@ def run_again(rows_path: Path, workers: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         write_configurations(Path(name))
         for facts in devices.values():
-            found = plan_again(every, device_of(facts), Path(name), Rows(rows_path, facts), workers)
-            write_summary(found, len(every), rows_path, facts)
+            rows = Rows(rows_path, facts)
+            first = summarize(rows.of(every), len(every))
+            write_summary(plan_again(every, device_of(facts), Path(name), rows, workers), len(every), rows_path, facts,
+                          first_planned={field: first[field] for field in ("errors", "false_fits")})
 
 
 def run(

@@ -29,8 +29,9 @@ def gpu_page(results: Path = RESULTS) -> list[str | Table]:
             missing.append(title[0].lower() + title[1:])
         for path in found:
             record = json.loads(path.read_text("utf-8"))
-            made = record["environment"]
-            parts.append(f"{made['device']}, torch {made['torch']}, {made['date']}, commit {made['commit']}: "
+            made, gpu = record["environment"], record.get("gpu")
+            name = gpu["name"] if isinstance(gpu, dict) else gpu or made["device"]
+            parts.append(f"{name}; recorded {made['date']} with torch {made['torch']}, commit {made['commit']}: "
                          f"[{path.name}](../results/{path.name}).")
             parts += section(record)
     if missing:
@@ -43,6 +44,12 @@ def plans(record: Record) -> Parts:
     """Predicted memory and time over the recipes of every technique."""
     yield (f"{record['measured']} of {record['planned']} recipes measured, {len(record['refused'])} cannot run there, "
            f"{len(record['failed'])} failed; planned to fit and did not: {len(record['false_fits'])}.")
+    if first := record.get("first_planned"):
+        reserved, time = (first["errors"][name] for name in ("reserved", "step time, uncalibrated"))
+        yield ("The figures below are of plans made again, with the source as it has become since. As these recipes "
+               f"were planned before they ran, reserved memory was off by {_share(reserved['median'])} at the median "
+               f"and {_share(reserved['p95'])} at 95 %, a step's time by {_share(time['median'])} and "
+               f"{_share(time['p95'])}, and {len(first['false_fits'])} did not fit that were planned to.")
     yield ("goal", "at most", "measured"), [
         (goal["goal"], _share(goal["at_most"]), _share(goal["figure"])) for goal in record["goals"]]
     yield ("error of", "cases", "median", "95 %", "worst"), [
@@ -67,9 +74,16 @@ def beyond(record: Record) -> Parts:
 def tests(record: Record) -> Parts:
     """Outcomes of the tests that need a device."""
     yield f"{record['passed']} passed, {record['failed']} failed, {record['skipped']} skipped."
-    failed = [name for name, test in record["tests"].items() if test["outcome"] == "failed"]
-    if failed:
-        yield "Failed: " + ", ".join(f"`{name}`" for name in failed) + "."
+    for name, test in record["tests"].items():
+        if test["outcome"] == "failed":
+            yield f"Failed: `{name}`" + (f": {test['note']}." if "note" in test else ".")
+
+
+def allocators(record: Record) -> Parts:
+    """The simulated allocator beside the real one, block by block."""
+    yield ("run", "allocations", "blocks elsewhere than simulated", "reserved at most, GiB", "simulated"), [
+        (name, f"{run['allocations']:,}", str(run["moved"]), *(f"{size / 2**30:.3f}" for size in run["peak_reserved"]))
+        for name, run in record["runs"].items()]
 
 
 def calibrated(record: Record) -> Parts:
@@ -109,11 +123,12 @@ def quickstart(record: Record) -> Parts:
 
 
 def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+    return "" if value is None else f"{value:.2%}" if abs(value) < 0.01 else f"{value:.1%}"
 
 
 SECTIONS: tuple[tuple[str, str, Callable[[Record], Parts]], ...] = (
     ("Plans against measurements", "plan_vs_gpu-*", plans),
+    ("The allocator", "allocator_recordings-*", allocators),
     ("Beyond the card's memory", "beyond_gpu-*", beyond),
     ("Tests on the card", "gpu_tests-*", tests),
     ("Speeds of the card and its link", "calibration-*", calibrated),

@@ -13,7 +13,7 @@ MADE = {"device": "NVIDIA H200", "torch": "2.11.0", "date": "2026-11-23", "commi
 def test_without_records_it_says_what_is_not_yet_measured(tmp_path):
     title, text = gpu_page(tmp_path)
     assert title == "# Measured on a GPU"
-    assert text.startswith("Not yet measured: plans against measurements, beyond the card's memory,")
+    assert text.startswith("Not yet measured: plans against measurements, the allocator, beyond the card's memory,")
 
 
 def test_each_record_is_a_section(tmp_path):
@@ -28,7 +28,7 @@ def test_each_record_is_a_section(tmp_path):
     parts = gpu_page(tmp_path)
 
     assert parts[1] == "## Plans against measurements"
-    assert parts[2].startswith("NVIDIA H200, torch 2.11.0, 2026-11-23, commit abc1234: [plan_vs_gpu-h200.json]")
+    assert parts[2].startswith("NVIDIA H200; recorded 2026-11-23 with torch 2.11.0, commit abc1234: [plan_vs_gpu-h200.json]")
     table = parts[parts.index("## Beyond the card's memory") + 3]
     assert table[1] == [("case", "4,096", "2,048", "25.0%", "200.0%", "", "", "110.0%")]
-    assert parts[-1].startswith("Not yet measured: tests on the card, speeds of the card and its link,")
+    assert parts[-1].startswith("Not yet measured: the allocator, tests on the card, speeds of the card and its link,")

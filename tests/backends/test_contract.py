@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 
@@ -74,6 +75,10 @@ def test_a_rung_builds_steps_and_learns(slot, rung, kind, tiny, backend, name):
             backend.build(resolve(recipe, device), device)
         return
     recipe = resolve(recipe, device)
+    if rung.name == "flash-attn" and find_spec("flash_attn") is None:
+        with pytest.raises(Refused, match="pip install flash-attn"):
+            backend.build(recipe, device)
+        return
     if isinstance(rung, ManyProcesses):  # tests/backends/pytorch/techniques/test_processes.py starts some
         with pytest.raises(Refused, match="in processes of its own"):
             backend.build(recipe, device)

@@ -68,7 +68,8 @@ class Candidate:
             "memory": self.estimate.memory.to_json(),
             "time": time.to_json(),
             "calibrated": time.calibrated,
-            "untraced": [asdict(figure) for figure in self.estimate.untraced],
+            "untraced": [{name: value for name, value in asdict(figure).items() if name != "born"}
+                         for figure in self.estimate.untraced],
             "reasons": list(self.reasons),
         }
 

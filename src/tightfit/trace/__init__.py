@@ -123,7 +123,7 @@ class Op:
     after: ticks of the ops on other streams whose end it waits for; of one that runs repeatedly, the latest run's.
     leading: elements from one row to the next of a matrix product's operands and of its result.
     layout: `strided` where tensors of an op that memory binds are broadcast or lie in other orders than one another,
-        `cast` where it changes their number format.
+        `cast` where it changes their number format; of fused attention `dropout` where it drops pairs.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Op:
     stream: Stream = Stream.COMPUTE
     after: tuple[Tick, ...] = ()
     leading: tuple[int, ...] = ()
-    layout: Literal["", "strided", "cast"] = ""
+    layout: Literal["", "strided", "cast", "dropout"] = ""
 
 
 @dataclass(slots=True)
@@ -197,6 +197,7 @@ class UntracedMemory:
     where: `context` outside the allocator, `allocator` inside it, `host` in the machine's own memory.
     source: where the figure comes from, as a sentence.
     uncertainty: bytes that it may be more or less by.
+    born: the tick in which it is asked for, of memory inside the allocator; it is kept from then on.
     """
 
     name: str
@@ -204,6 +205,7 @@ class UntracedMemory:
     where: Literal["context", "allocator", "host"]
     source: str
     uncertainty: int = 0
+    born: Tick = field(default=0, compare=False)
 
 
 @dataclass(kw_only=True)

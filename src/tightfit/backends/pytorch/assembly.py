@@ -58,10 +58,7 @@ def bare_build(
     task, dtype = get_task(recipe.task), weight_dtype(recipe.precision)
     if recipe.trainable.adapts or recipe.base.quantizes:
         dtype = getattr(torch, recipe.base.format(recipe))
-    # Weights that wait in host memory, of which the device gets a part, or that become smaller on their way to it, are
-    # made there: it may not hold them all.
-    elsewhere = recipe.parallel.shards or recipe.offloaded.keeps_weights or recipe.base.quantizes
-    where = torch.device("cpu") if elsewhere else torch_device
+    where = torch.device("cpu") if made_on_host(recipe) else torch_device
     notes: tuple[str, ...] = ()
     own_model = model is not None
     if model is None:
@@ -95,6 +92,12 @@ def bare_build(
     from tightfit.backends.pytorch.determinism import deterministic_ops  # for these alone
 
     return replace(build, settings=(deterministic_ops,))
+
+
+def made_on_host(recipe: Recipe) -> bool:
+    """Whether weights wait in host memory, the device gets a part of them, or they become smaller on their way to it:
+    it may not hold them all."""
+    return bool(recipe.parallel.shards or recipe.offloaded.keeps_weights or recipe.base.quantizes)
 
 
 def apply_techniques(build: Build) -> Build:

@@ -10,7 +10,7 @@ import numpy as np
 from tightfit.planning.allocator.blocks import Block
 from tightfit.planning.allocator.settings import AllocatorSettings
 from tightfit.planning.allocator.simulator import CachingAllocator, OutOfCapacity
-from tightfit.trace import OpClass, Place, Trace
+from tightfit.trace import Place, Trace
 
 Fits = Literal["yes", "with-retries", "no"]
 """Whether a peak fits the device: at once, only after the allocator has given cached memory back, or not."""
@@ -60,20 +60,22 @@ def replay(
     capacity: bytes that the device has for the allocator, its memory less the context; None for no end.
     limit: what `set_per_process_memory_fraction` allows it; None for no limit.
 
-    The untraced memory inside the allocator is asked for at the first tensor contraction and kept, as cuBLAS does
-    with its workspaces.
+    The untraced memory inside the allocator is asked for in its tick and kept. Which free block it takes then decides
+    what later requests find: 32 MiB cut from the block of the logits cost as much again as the logits.
 
     Events of one tick: first releases, then births, both in the order of the trace's list; what dies in the tick of
     its birth is released before the next birth. Allocations of no bytes never reach the allocator.
 
     A trace holds the middle micro-batches of a global batch once, and they are not repeated here: all begin and end
-    with the same memory in use and ask for the same in between, so that none asks for more at once. What is reserved
-    changes only where one leaves the cached blocks cut in another way than it found them.
+    with the same memory in use and ask for the same in between, so that none asks for more at once. But the first
+    step, which is traced with one micro-batch, gets the others of the second: how they leave the cached blocks cut is
+    what the optimizer's states then find.
     """
     events, emptied = _events(trace), _emptied(trace, settings)
     free = _run(CachingAllocator(None, settings, device_memory=capacity), events, emptied)
-    ticks = np.array([tick for tick, _, _ in events], dtype=np.int64)
-    allocated = np.array(free.allocated, dtype=np.int64)
+    own = [number >= 0 for _, number, _ in events]
+    ticks = np.array([tick for tick, _, _ in events], dtype=np.int64)[own]
+    allocated = np.array(free.allocated, dtype=np.int64)[own]
     tight = free
     if limit is not None or (capacity is not None and capacity < free.allocator.peak_reserved):
         tight = _run(CachingAllocator(capacity, settings, limit=limit), events, emptied)
@@ -93,7 +95,8 @@ def replay(
 
 
 Event = tuple[int, int, int]
-"""Tick; number of the allocation; its bytes where it is born, 0 where it is released."""
+"""Tick; number of the allocation, below 0 of a micro-batch that is not the trace's own; its bytes where it is born, 0
+where it is released."""
 
 
 @dataclass
@@ -126,18 +129,29 @@ def _events(trace: Trace) -> list[Event]:
     """Births and releases in the order that `replay` documents."""
     found = [(n, a.born, a.died, a.bytes) for n, a in enumerate(trace.allocations)
              if a.bytes and a.place is Place.DEVICE]
-    kept = [untraced.bytes for untraced in trace.untraced if untraced.where == "allocator" and untraced.bytes]
-    if kept:
-        start = min((born for _, born, _, _ in found), default=0)
-        first = min((op.tick for op in trace.ops if op.op_class is OpClass.CONTRACTION), default=start)
-        found += [(len(trace.allocations) + n, first, None, size) for n, size in enumerate(kept)]
+    found += [(len(trace.allocations) + n, untraced.born, None, untraced.bytes)
+              for n, untraced in enumerate(trace.untraced) if untraced.where == "allocator" and untraced.bytes]
     ordered = [((born, 1, n, 0), (born, n, size)) for n, born, _, size in found]
     for n, born, died, _ in found:
         if died is not None:
             key = (died, 0, n, 1) if died > born else (born, 1, n, 1)
             ordered.append((key, (key[0], n, 0)))
     ordered.sort()
-    return [event for _, event in ordered]
+    return _with_whole_first_step([event for _, event in ordered], trace)
+
+
+def _with_whole_first_step(events: list[Event], trace: Trace) -> list[Event]:
+    """The events with the further micro-batches of the second step in the first, behind its own."""
+    passes = {(name, step): sorted((s for s in trace.spans if s.name == name and s.step == step), key=lambda s: s.start)
+              for name in ("forward", "backward") for step in (1, 2)}
+    if len(passes["forward", 2]) < 2 or len(passes["backward", 1]) != 1:
+        return events
+    start, stop = passes["forward", 2][1].start, passes["backward", 2][-1].stop
+    inside = [event for event in events if start <= event[0] < stop]
+    closed = {n for _, n, size in inside if size} & {n for _, n, size in inside if not size}
+    behind = passes["backward", 1][0].stop
+    place = next((at for at, (tick, _, _) in enumerate(events) if tick >= behind), len(events))
+    return [*events[:place], *((behind, -1 - n, size) for _, n, size in inside if n in closed), *events[place:]]
 
 
 def _run(allocator: CachingAllocator, events: list[Event], emptied: list[int]) -> _Run:

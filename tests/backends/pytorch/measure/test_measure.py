@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -176,14 +177,15 @@ class Kineto:
         return self._flat
 
 
-def node(name, start, length, *children):
+def node(name, start, length, *children, tag=_EventType.TorchOp):
     return SimpleNamespace(name=name, start_time_ns=start, duration_time_ns=length, children=children,
-                           extra_fields=None)
+                           extra_fields=None, tag=tag)
 
 
 def memory(start, address, size, device="cuda"):
     detail = SimpleNamespace(ptr=address, alloc_size=size, device=torch.device(device))
-    return SimpleNamespace(name="[memory]", start_time_ns=start, duration_time_ns=0, children=(), extra_fields=detail)
+    return SimpleNamespace(name="[memory]", start_time_ns=start, duration_time_ns=0, children=(), extra_fields=detail,
+                           tag=_EventType.Allocation)
 
 
 def flat(name, start, length, link, device="CPU", annotation=False):
@@ -198,7 +200,8 @@ def test_kernels_count_for_the_op_that_launched_them_and_others_stand_alone():
                     op=Op(name="aten.mm", tick=1, phase=Phase.FORWARD, op_class=OpClass.CONTRACTION, module="h.0"))],
         phases=[Phase.FORWARD], gradients=[], held={}, held_elsewhere=7, allocations=[],
     )
-    tree = [node("tightfit:phase:0", 1000, 900, node("tightfit:op:0", 1100, 50))]
+    tree = [node("tightfit:phase:0", 1000, 900, node("tightfit:op:0", 1100, 50)),
+            node("tightfit:op:0", 3000, 300, tag=_EventType.Kineto)]  # the same op's line of the GPU's time
     events = [
         flat("cudaLaunchKernel", 1110, 5, 41), flat("cudaLaunchKernel", 1120, 5, 42),
         flat("cuLaunchKernel", 1500, 5, 43), flat("cudaMemcpyAsync", 1600, 5, 44),

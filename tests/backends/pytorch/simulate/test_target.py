@@ -181,11 +181,16 @@ def test_a_mask_is_refused_where_only_flash_may_run():
 
 @pytest.mark.parametrize("kind", ["none", "packed"])
 def test_flex_attention_keeps_no_scores(kind):
-    tracker = trace_of("llama", Flex(), kind, A100)
+    tracker = trace_of("llama", Flex(), kind, A100, num_attention_heads=2, num_key_value_heads=1)
     length = batch_of(kind, "causal-lm").labels.shape[1]
     assert not any(a.shape[-2:] == (length, length) for a in tracker.allocations)
     eager = trace_of("llama", Eager(), kind, A100)
     assert any(a.shape[-2:] == (length, length) for a in eager.allocations)
+
+
+def test_flex_refuses_heads_that_no_kernel_is_compiled_for():
+    with pytest.raises(ModelError, match="heads of at least 16 features on a GPU, and this model's have 8"):
+        trace_of("llama", Flex(), "none", A100)
 
 
 def test_flex_masks_have_the_size_of_the_real_ones():

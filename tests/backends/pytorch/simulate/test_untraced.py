@@ -55,6 +55,17 @@ def test_each_thread_that_multiplies_has_a_workspace():
     assert sizes(traced(forward, op_class=OpClass.ELEMENTWISE)) == []
 
 
+def test_a_workspace_is_born_with_its_threads_first_product():
+    trace = traced(("aten.mm.default", Phase.FORWARD), ("aten.mm.default", Phase.FORWARD),
+                   ("aten.convolution_backward.default", Phase.BACKWARD), ("aten.mm.default", Phase.RECOMPUTE))
+    assert [u.born for u in untraced(Recipe(), A100, trace) if u.where == "allocator"] == [0, 3]
+
+
+def test_a_product_with_a_bias_has_a_workspace_of_its_own():
+    trace = traced(("aten.mm.default", Phase.FORWARD), ("aten.addmm.default", Phase.FORWARD))
+    assert sizes(trace) == [SMALL, 1 << 20]
+
+
 def test_the_cpu_has_nothing_unseen():
     assert untraced(Recipe(), CPU, traced(("aten.mm.default", Phase.FORWARD))) == []
 

@@ -36,6 +36,9 @@ DEVICE = torch.ops.prim.device.default
 _RUNNING: ContextVar[tuple[str, ...]] = ContextVar("modules that run, the innermost last", default=("",))
 """Modules that run, of each forward pass: several may be under way, suspended at a block, each in its own context."""
 
+LAST_FIRST = ("aten.native_dropout.default",)
+"""Ops that ask for their last result first, on CUDA: the mask, then the values (cuda/Dropout.cu)."""
+
 OUTSIDE_MODULES = (Phase.OPTIMIZER, Phase.SAVE, Phase.RESUME)
 """Phases in which no module runs: work belongs to the module whose tensor it is done on."""
 
@@ -223,7 +226,8 @@ class Tracker(OpStreams, DispatchMode):
         worked_on = memory.arguments(args) if outside else ()
         by_tensor = isinstance(result, list | tuple) and args and isinstance(args[0], list | tuple)
         sources = args[0] if by_tensor else ()  # an op over a list of tensors, whose results are each one's
-        for number, tensor in enumerate(tensors_in(result)):
+        results = list(tensors_in(result))
+        for number, tensor in enumerate(results[::-1] if name in LAST_FIRST else results):
             if memory.find(tensor) is not None:
                 continue
             source = memory.find(sources[number]) if number < len(sources) else None

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch._C._profiler import _EventType
+
 from tightfit.backends.pytorch.measure.marks import MARK, Marks
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
 from tightfit.trace.lanes import Stretch, joined
@@ -105,10 +107,12 @@ def read(results: Any, kind: str) -> Events:
 
 
 def _walk(events: Iterable[Any], mark: int | None) -> Iterator[tuple[Any, int | None]]:
-    """Every event of a tree, with the mark of the op that it lies in."""
+    """Every event of the host's in a tree, with the mark of the op that it lies in."""
     waiting = [(event, mark) for event in events]
     while waiting:
         event, mark = waiting.pop()
+        if event.tag is _EventType.Kineto:  # on a GPU, a mark's own line of the device's time has the mark's name
+            continue
         yield event, mark
         inner = mark
         if event.name.startswith(f"{MARK}op:"):

@@ -146,7 +146,9 @@ class StepProfiler:
                 torch.cuda.synchronize()
                 self._step.restart_peak()
                 memory: Any = torch.cuda.memory  # whose record, for PyTorch's memory_viz, is private
-                memory._record_memory_history(max_entries=ENTRIES, stacks="python")
+                # Stacks of releases are left out: one is made where recomputation stops early, by an exception, and
+                # looking at Python's frames then loses that.
+                memory._record_memory_history(max_entries=ENTRIES, context="alloc", stacks="python")
                 stack.callback(memory._record_memory_history, enabled=None)
             began = time.perf_counter()
             try:

@@ -18,10 +18,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from tightfit.backends.pytorch.assembly import assemble
+from tightfit.backends.pytorch.assembly import assemble, made_on_host
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.backends.pytorch.models import stored_source
 from tightfit.backends.pytorch.replaced import replaced
 from tightfit.backends.pytorch.simulate.compiled.regions import Regions, compiling_for
 from tightfit.backends.pytorch.simulate.data_dependent import answer
@@ -65,10 +66,12 @@ def predict(
     No parameter is ever allocated. Raises Refused where a technique cannot serve, and ModelError, naming the module
     and the op, where a model cannot be traced.
     """
+    drawn = model is None and stored_source(recipe) is None and not made_on_host(recipe)
     recipe = recipe.model_copy(update={"pretrained": False})  # a plan reads the configuration, never weights
     regions = Regions(device, scratch_of(device))
     with compiling_for(partial(PlanningMode, device)) if recipe.compiled else nullcontext():
-        traced = partial(_traced, recipe, device, model, regions if recipe.compiled else None, ends_apart=ends_apart)
+        traced = partial(_traced, recipe, device, model, regions if recipe.compiled else None, ends_apart=ends_apart,
+                         drawn=drawn)
         trace = _extend_depth(traced, whole or recipe.one_region,  # whose first and last blocks are fused with others
                               max(recipe.parallel.reach, 1 if recipe.offload == "auto" else recipe.offload.reach))
     trace.notes += regions.notes
@@ -109,9 +112,10 @@ def _extend_depth(traced: Callable[..., Trace], whole: bool, reach: int) -> Trac
 
 def _traced(
     recipe: Recipe, device: Device, model: nn.Module | None, regions: Regions | None, shorten: Shorten | None = None, *,
-    ends_apart: bool = False,
+    ends_apart: bool = False, drawn: bool = False,
 ) -> Trace:  # fmt: skip
-    """regions: what is compiled, which may be so already; None where nothing is."""
+    """regions: what is compiled, which may be so already; None where nothing is. drawn: whether the weights are made on
+    the device, at random."""
     padded = is_padded(recipe, get_task(recipe.task))
     tracker = Tracker(scratch=scratch_of(device), answer=partial(answer, padded=padded))
 
@@ -134,6 +138,8 @@ def _traced(
             build.optimizer()
         tracker.follow(build.model, _compiled_modules(build))
         stack.callback(tracker.unfollow)
+        if drawn and (size := _tied_head(build.model)):
+            tracker.memory.transient(size, "aten.empty", "", Phase.SETUP, tracker.memory.next())
         stack.enter_context(tracker)
         stack.enter_context(build.process_settings())
         if device.kind == "cpu":
@@ -143,6 +149,16 @@ def _traced(
         trace = tracker.trace("predicted")  # here, for what is freed from now on is no part of it
     trace.notes += build.notes
     return trace
+
+
+def _tied_head(model: nn.Module) -> int:
+    """Bytes of the weight that a transformers model makes for its output, and lets go as it ties it to the input's:
+    the device's allocator keeps the block, and what it serves decides where others go."""
+    if not isinstance(model, PreTrainedModel):
+        return 0
+    made, used = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = made is not None and getattr(made, "weight", None) is getattr(used, "weight", used)
+    return int(made.weight.nbytes) if tied else 0
 
 
 def _counted_random_states(tracker: Tracker) -> AbstractContextManager[None]:

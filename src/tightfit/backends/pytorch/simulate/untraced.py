@@ -17,7 +17,7 @@ from tightfit.backends import cuda_context
 from tightfit.devices import MIB, Device, listed_device
 from tightfit.recipe import Recipe
 from tightfit.system import pinned_size
-from tightfit.trace import Category, OpClass, Phase, Trace, UntracedMemory
+from tightfit.trace import Category, Op, OpClass, Phase, Trace, UntracedMemory
 
 RECORDS = (Path("~/.cache/tightfit/context_bytes.json"), Path(__file__).with_name("context_bytes.json"))
 """Contexts that were measured, by the GPU's name: this machine's own first, then those that come with the package."""
@@ -28,6 +28,9 @@ WORKSPACE, WIDE_WORKSPACE = 8_519_680, 32 * MIB
 WIDE_MAJORS = (9, 10, 12)
 """Bytes of a cuBLAS workspace by default, and the compute capabilities (the major part) whose is the wide one: Hopper,
 and since torch 2.12 Blackwell (pytorch pull request 175344)."""
+
+LT_WORKSPACE = MIB
+"""Bytes of a cuBLASLt workspace, as measured on an H100."""
 
 BY_OTHERS = re.compile("attention|attn|conv|_grouped_mm|_scaled_mm")
 """Products that are not cuBLAS's, by their names."""
@@ -88,17 +91,26 @@ def _card(name: str) -> str:
 
 
 def _workspaces(device: Device, trace: Trace) -> Iterator[UntracedMemory]:
-    """One for each thread that multiplies matrices: a workspace belongs to a handle and a stream, and every thread has
-    handles of its own (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    """Those of each thread that multiplies matrices: a workspace belongs to a handle and a stream, and every thread has
+    handles of its own (aten/src/ATen/cuda/CublasHandlePool.cpp). It is asked for behind the first product's result."""
     major, minor = device.capability or (0, 0)
+    of_cublas = f"PyTorch's default for compute capability {major}.{minor}, kept from the first matrix product on"
     for where, phases in (("the main thread", MAIN), ("autograd's thread", AUTOGRAD)):
-        if any(op.phase in phases and op.op_class is OpClass.CONTRACTION and not BY_OTHERS.search(op.name)
-               for op in trace.ops):
-            yield UntracedMemory(
-                name=f"cuBLAS workspace of {where}", bytes=workspace_bytes(device), where="allocator",
-                source=f"PyTorch's default for compute capability {major}.{minor}, kept from the first matrix product "
-                       "on",
-            )
+        products = [op for op in trace.ops if op.phase in phases and op.op_class is OpClass.CONTRACTION
+                    and not BY_OTHERS.search(op.name)]
+        biased = [op for op in products if "addmm" in op.name]
+        if products:
+            yield UntracedMemory(name=f"cuBLAS workspace of {where}", bytes=workspace_bytes(device), where="allocator",
+                                 source=of_cublas, born=_behind(products[0], trace))
+        if biased:
+            yield UntracedMemory(name=f"cuBLASLt workspace of {where}", bytes=LT_WORKSPACE, where="allocator",
+                                 source="PyTorch's default, kept from the first matrix product with a bias on",
+                                 born=_behind(biased[0], trace))
+
+
+def _behind(op: Op, trace: Trace) -> int:
+    """The tick in which the op's result is made."""
+    return next((a.born for a in trace.allocations if a.born > op.tick), op.tick)
 
 
 def workspace_bytes(device: Device) -> int:

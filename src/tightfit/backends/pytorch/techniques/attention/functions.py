@@ -41,6 +41,8 @@ AttentionFunction = Callable[..., tuple[Tensor, None]]
 EAGER = "tightfit_eager"
 SDPA = "tightfit_sdpa"
 FLEX = "tightfit_flex"
+FLEX_FEATURES = 16
+"""Features of a head below which Inductor compiles no FlexAttention (torch/_inductor/kernel/flex)."""
 BLOCK = 128
 """Positions on each side of a FlexAttention block."""
 
@@ -130,6 +132,10 @@ def flex_attention(
         raise ModelError(f"attention: 'flex' does not combine a sliding window of {window} tokens with documents or "
                          "padding yet; write attention=sdpa")
 
+    on_gpu = query.device.type == "cuda" or simulated_cuda_device(query) is not None
+    if on_gpu and (features := min(query.shape[-1], value.shape[-1])) < FLEX_FEATURES:
+        raise ModelError(f"attention: 'flex' wants heads of at least {FLEX_FEATURES} features on a GPU, and this "
+                         f"model's have {features}; write attention=sdpa")
     query, key, value = (t.to(compute_dtype(query)) for t in (query, key, value))
     if not torch.compiler.is_compiling() and simulated_cuda_device(query) is not None:
         return _planned_flex(query, key, value, causal, scaling).transpose(1, 2).contiguous(), None

@@ -148,10 +148,11 @@ class Transfers:
         """Copy a tensor of the host into the device's memory, `target` or new memory; `after` and `keep` as in
         `to_host`. New memory may have been used until now, so that its copy waits for what was computed so far in any
         case."""
-        if target is None or after is None:
-            after = [*(after or ()), self.record_event()]
+        fresh = target is None
         if target is None:
             target = torch.empty_like(source, device=self.device, pin_memory=False, requires_grad=False)
+        if fresh or after is None:  # behind what fills new memory, too, as PyTorch's deterministic mode does
+            after = [*(after or ()), self.record_event()]
         return self._copy(Stream.COPY_IN, source, target, after, keep)
 
     def wait_for_copies_out(self) -> None:
