@@ -1,61 +1,52 @@
 """The simulated caching allocator against the real one, block by block, on a CUDA device.
 
-Each run has a process of its own, which records what the allocator does from its first allocation on: training runs,
-and random allocations under a limit that makes it release, retry and fail; all with both kinds of segments. The
-simulation must put every block where it really lay, and reserve as much. A training run
-is repeated with less memory than it reserved, between what it needs and what it took.
-Run: python benchmarks/allocator_snapshots.py --output FOLDER
+Each run has a process of its own, which records what the allocator does from its first allocation on: training steps of
+a few recipes, and random allocations under a limit that makes it release, retry and fail. The simulation must put every
+block where it really lay, and reserve as much. Recordings go to results/allocator_recordings/, what they come to to
+results/allocator_recordings-GPU.json.
+
+Run: python benchmarks/allocator_snapshots.py
+     python benchmarks/allocator_snapshots.py --again    compare what is recorded, with no GPU
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
+import re
 import sys
 import tempfile
-import time
-from dataclasses import asdict
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+from plan_vs_gpu import cuda_unopened
 
-import record
-import tightfit
-from allocator_recordings import Recording, compare, read_recording, recording_of, write_recording
-from tightfit.devices import MIB
-from tightfit.errors import OutOfMemory
+with cuda_unopened():
+    import torch
 
-SECONDS = 380
-"""No run begins after so many seconds."""
-RUN_SECONDS = 90
+    import gpu_truth
+    import record
+    from allocator_recordings import compare, read_recording, recording_of, write_recording
+    from forking import Job, run_forked
+    from gpu_cases import SMALL_GPT, Aim, Case, write_configurations
+    from gpu_predictions import device_of
+    from gpu_runs import on_gpu
+    from tightfit.devices import MIB, Device
+    from tightfit.errors import Refused
+
+LINES = (
+    f"gpt2 32x512 {SMALL_GPT}", "gpt2 8x1024*2.5 attention=eager", "gpt2 16x1024", "gpt2-xl 4x1024",
+    "gpt2-large 8x1024", "gpt2-medium 16x1024 checkpointing=every-nth checkpointing.n=3",
+    "gpt2-medium 16x1024 checkpointing=segments", "bert-large 16x384*3.25", "llama-3.2-1b 2x2048*8",
+)
+"""Recipes, as `gpu_cases` has them; those that were taken apart first."""
+EXPANDABLE = "gpt2 16x1024"
+"""The one that is recorded with expandable segments."""
+RANDOM, RANDOM_LIMIT, RANDOM_EVENTS = "random", 1024 * MIB, 8000
+SECONDS = 60
 """A run that takes longer is given up."""
-SEGMENTS = {"segments": "expandable_segments:False", "expandable": "expandable_segments:True"}
-COMMON: dict[str, Any] = {
-    "model": "gpt2",
-    "model_overrides": {"n_layer": 4, "n_head": 12, "n_embd": 768, "n_positions": 512},
-    "vocab_size": 4096, "seq_len": 512, "data": {"source": "dummy", "samples": 64}, "batch_size": 12,
-    "micro_batch_size": 4, "max_steps": 3, "eval_samples": 4, "precision": "bf16", "checkpointing": "none",
-    "optimizer": "adamw", "attention": "sdpa", "compile": "off",
-}
-TRAINING: dict[str, dict[str, Any]] = {
-    "accumulation": {},
-    "checkpointing": {"checkpointing": "every-block", "micro_batch_size": 12},
-    "fp32 eager foreach": {"precision": "fp32", "attention": "eager",
-                           "optimizer": {"name": "adamw", "implementation": "foreach"}},
-    "padded rows": {"data": {"source": "stdlib", "packing": False}, "batch_size": 16, "max_steps": 6},
-}
-RANDOM = "random"
-RANDOM_LIMIT = 1024 * MIB
-RANDOM_EVENTS = 8000
-
-
-def train(changes: dict[str, Any], folder: Path) -> None:
-    """A training run of COMMON with `changes`."""
-    values = {**COMMON, "output_dir": str(folder / "run"), "cache_dir": str(folder / "cache"), **changes}
-    if tightfit.Trainer(recipe=values).train().stopped_by:
-        sys.exit(1)
 
 
 def allocate(seed: int) -> None:
@@ -76,99 +67,78 @@ def allocate(seed: int) -> None:
             live.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
 
 
-def record_run(name: str, path: Path, limit: int | None) -> None:
-    """Run one of TRAINING or RANDOM in this process, and write what the allocator did."""
-    torch.cuda.init()
-    if limit is not None:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(limit / total)
-        limit = int(limit / total * total)  # as the allocator computes it
+def observe(name: str, case: Case | None, configurations: Path, device: Device, path: Path) -> None:
+    """Record a case's steps in this process, or without a case random allocations."""
+    expandable, limit = case is not None and case.expandable, None if case is not None else RANDOM_LIMIT
+    gpu_truth._set_up(limit, expandable)
     torch.cuda.memory._record_memory_history(context=None, max_entries=10_000_000)
-    outcome = "went well"
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            allocate(0) if name == RANDOM else train(TRAINING[name], Path(folder))
-        except OutOfMemory as error:
-            outcome = str(error)
+    if case is None:
+        allocate(0)
+    else:
+        gpu_truth.TIMED_SECONDS = 0.01
+        gpu_truth._run(case.recipe(configurations), device, gpu_truth.Meter(cuda=True))
     torch.cuda.synchronize()
+    total = torch.cuda.get_device_properties(0).total_memory
+    origin = {"run": name, "torch": torch.__version__, "device": torch.cuda.get_device_name()}
     write_recording(path, recording_of(
-        torch.cuda.memory._snapshot(), limit=limit, statistics=torch.cuda.memory_stats(),
-        origin={"run": name, "outcome": outcome, "settings": os.environ.get("PYTORCH_ALLOC_CONF", ""),
-                "torch": torch.__version__, "device": torch.cuda.get_device_name()},
+        torch.cuda.memory._snapshot(), origin=origin,
+        limit=limit and int(limit / total * total),  # as the allocator computes it
+        statistics=torch.cuda.memory_stats() if case is None else None,  # the meter starts a case's peaks anew
     ))
 
 
-def run_apart(name: str, settings: str, path: Path, limit: int | None) -> str:
-    """Have `record_run` done by a new process, with these settings. What it said, where it failed."""
-    limited = [] if limit is None else ["--limit", str(limit)]
-    environment = {**os.environ, "PYTORCH_ALLOC_CONF": settings}
-    environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
-    return record.apart(__file__, "--record", name, "--output", str(path), *limited, seconds=RUN_SECONDS,
-                        environment=environment)[1]
-
-
-def examine(recording: Recording) -> dict[str, Any]:
-    """The comparison, and the time that the simulation takes."""
-    began = time.perf_counter()
-    comparison = compare(recording)
-    seconds = time.perf_counter() - began
-    return {
-        "origin": dict(recording.origin), "limit": recording.limit, "events": len(recording.events),
-        **asdict(comparison), "exact": comparison.exact,
-        "microseconds_an_event": seconds * 1e6 / len(recording.events),
-    }
-
-
-def measure(output: Path) -> dict[str, dict[str, Any]]:
-    """Every run that there is time for, by its name."""
-    began = time.monotonic()
-    output.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, Any]] = {}
-
-    def one(label: str, name: str, settings: str, limit: int | None = None) -> Recording | None:
-        if time.monotonic() - began > SECONDS:
-            found[label] = {"exact": False, "failure": "no time was left"}
-            return None
-        path = output / f"{label.replace(', ', '-').replace(' ', '-')}.json.gz"
-        failure = run_apart(name, settings, path, limit)
-        if failure:
-            found[label] = {"exact": False, "failure": failure}
-            print(f"{label:42} FAILED: {failure}", flush=True)
-            return None
+def examine(paths: Iterable[Path], gpu: str) -> bool:
+    """Compare recordings and write what they come to. Whether all are exact."""
+    runs: dict[str, Any] = {}
+    for path in paths:
         recording = read_recording(path)
-        row = found[label] = examine(recording)
-        print(f"{label:42} {row['events']:7} events  peak reserved {row['peak_reserved'][0] / MIB:8.0f} MiB real, "
-              f"{row['peak_reserved'][1] / MIB:8.0f} simulated  {row['first_difference'] or 'exact'}", flush=True)
-        return recording
-
-    for kind, segments in SEGMENTS.items():
-        one(f"{RANDOM}, {kind}", RANDOM, segments, RANDOM_LIMIT)
-        for name in TRAINING:
-            recording = one(f"{name}, {kind}", name, segments)
-            if recording is not None and name in ("accumulation", "padded rows"):
-                needed, reserved = (recording.statistics[f"peak_{what}"] for what in ("allocated", "reserved"))
-                one(f"{name}, {kind}, less memory", name, segments, (needed + reserved) // 2)
-    return found
+        found = compare(recording)
+        name = recording.origin["run"] + (", expandable segments" if recording.expandable else "")
+        runs[name] = {"file": path.name, "torch": recording.origin.get("torch"), "events": len(recording.events),
+                      "allocations": found.allocations, "moved": found.moved, "off": found.off,
+                      "peak_reserved": found.peak_reserved, "exact": found.exact,
+                      "first_difference": found.first_difference}
+        real, simulated = (size / MIB for size in found.peak_reserved)
+        print(f"{name:80} {found.allocations:7} allocations, {found.moved} elsewhere; reserved {real:,.0f} MiB, "
+              f"{simulated:,.0f} simulated", flush=True)
+    print(record.write(f"allocator_recordings-{record.slug(gpu)}", {"gpu": gpu, "runs": runs}))
+    return all(run["exact"] for run in runs.values())
 
 
-def main() -> None:
+def main() -> int:
+    """The exit status: 0; 1 where a run is not exact; 2 without a CUDA device."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for the recordings, as compressed JSON")
-    parser.add_argument("--record", choices=[*TRAINING, RANDOM], help="do this run here, and write it to --output")
-    parser.add_argument("--limit", type=int, help="bytes that the allocator may reserve, with --record")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        print(f"allocator_snapshots: torch {torch.__version__} sees no CUDA device here", file=sys.stderr)
-        sys.exit(2)
-    if arguments.record:
-        record_run(arguments.record, arguments.output, arguments.limit)
-        return
-    runs = measure(arguments.output)
-    print(record.write("allocator_snapshots", {"runs": runs}))
-    exact = [run["exact"] for run in runs.values()]
-    print(f"{sum(exact)} of {len(exact)} runs exact")
-    sys.exit(0 if all(exact) else 1)
+    parser.add_argument("--again", action="store_true", help="compare what is recorded; needs no GPU")
+    folder = record.RESULTS / "allocator_recordings"
+    if parser.parse_args().again:
+        of_gpu: dict[str, list[Path]] = {}
+        for path in sorted(folder.glob("*.json.gz")):
+            of_gpu.setdefault(read_recording(path).origin["device"], []).append(path)
+        exact = {gpu: examine(paths, gpu) for gpu, paths in of_gpu.items()}
+        return 0 if all(exact.values()) else 1
+    try:
+        device = device_of(on_gpu())
+    except Refused as reason:
+        print(f"allocator_snapshots: {reason}", file=sys.stderr)
+        return 2
+    folder.mkdir(parents=True, exist_ok=True)
+    cases: list[tuple[str, Case | None]] = [(line, Case("snapshot", line, Aim("fill", 100))) for line in LINES]
+    cases += [(EXPANDABLE, Case("snapshot", EXPANDABLE, Aim("fill", 100), expandable=True)), (RANDOM, None)]
+    paths, failed = [], False
+    with tempfile.TemporaryDirectory() as name:
+        write_configurations(Path(name))
+        for line, case in cases:
+            words = f"{record.slug(device.name)} {line}" + (" expandable" if case and case.expandable else "")
+            path = folder / f"{re.sub('[^a-z0-9]+', '-', words.lower())}.json.gz"
+            job = Job(line, partial(observe, line, case, Path(name), device, path), SECONDS)
+            outcome = next(run_forked([job]))
+            if outcome.failure is None:
+                paths.append(path)
+            else:
+                failed = True
+                print(f"{line}: FAILED: {outcome.failure}", flush=True)
+    return 0 if examine(paths, device.name) and not failed else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

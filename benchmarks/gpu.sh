@@ -22,15 +22,17 @@ python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 longest=${LIMIT:-480}  # seconds
 
-# Seconds at most, and what is run: the first four take nine minutes, half an hour goes up to the ladders. {minutes} is
+# Seconds at most, and what is run: the first five take nine minutes, half an hour goes up to the ladders. {minutes} is
 # what is left of the seconds.
 parts() {
   cat << 'END'
 90 context_bytes
 120 calibration
-200 plan_vs_gpu --plain --minutes {minutes}
+120 gpu_ops --minutes {minutes}
+160 plan_vs_gpu --plain --minutes {minutes}
 130 gpu_tests
 320 beyond_gpu --minutes {minutes}
+60 allocator_snapshots
 300 plan_vs_gpu --plain --minutes {minutes}
 320 beyond_gpu --minutes {minutes}
 200 plan_vs_gpu --minutes {minutes}
@@ -48,7 +50,6 @@ parts() {
 480 record_ladders fp16-batch --peer plain --peer hf-trainer --minutes {minutes}
 480 convergence
 480 quickstart
-480 allocator_snapshots --output results/allocator_snapshots
 END
 }
 
@@ -56,6 +57,7 @@ dry_parts() {  # the same measurements where they can be tried
   cat << END
 120 gpu_tests --collect-only -q
 300 calibration
+120 gpu_ops --device cpu --minutes 1.5
 240 plan_vs_gpu --device cpu --minutes 2
 240 beyond_gpu --dry '$dry' --minutes 3
 180 record_ladders bert-large --scale reduced --minutes 2

@@ -7,6 +7,7 @@ has no prediction of its own. Written to results/gpu_ops-GPU.json as cases end.
 
 Run: python benchmarks/gpu_ops.py [--minutes 3] [--only WORD]
      python benchmarks/gpu_ops.py --again    predict the recorded ops once more, with no GPU, and say what is off
+     python benchmarks/gpu_ops.py --device cpu   a few tiny cases, anywhere
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -33,7 +35,7 @@ with cuda_unopened():
     import gpu_truth
     import record
     from forking import Job, run_forked
-    from gpu_cases import Aim, Case, write_configurations
+    from gpu_cases import Aim, Case, smoke_cases, write_configurations
     from gpu_predictions import device_of
     from gpu_runs import calibration_of, on_gpu
     from random_global_batches import random_global_batch
@@ -113,6 +115,7 @@ def write(rows: Mapping[str, Row], gpu: Mapping[str, Any]) -> None:
     """Add cases to the card's record; without `record.write`, which asks CUDA, and this process forks."""
     path = record.RESULTS / f"gpu_ops-{record.slug(gpu['name'])}.json"
     before = json.loads(path.read_text())["cases"] if path.exists() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"gpu": gpu, "torch": torch.__version__, "date": datetime.now(UTC).date().isoformat(),
                                 "cases": {**before, **rows}}) + "\n")
 
@@ -144,13 +147,12 @@ def main() -> int:
     except Refused as reason:
         print(f"gpu_ops: {reason}", file=sys.stderr)
         return 2
-    import tempfile
-
     device, failed = device_of(facts), False
     calibration = calibration_of(device)
     with tempfile.TemporaryDirectory() as name:
         write_configurations(Path(name))
-        cases = [Case("ops", line, Aim("fill", 100)) for line in LINES if asked.only in line]
+        every = smoke_cases() if device.kind == "cpu" else [Case("ops", line, Aim("fill", 100)) for line in LINES]
+        cases = [case for case in every if asked.only in case.line]
         jobs = (Job(case.line, partial(observe, case.recipe(Path(name)), device), SECONDS) for case in cases)
         for outcome in run_forked(jobs, 1, deadline):
             if outcome.failure is not None:

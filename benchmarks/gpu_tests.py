@@ -18,7 +18,7 @@ import pytest
 import record
 
 ROOT = Path(__file__).resolve().parent.parent
-PROCESSES = 6
+PROCESSES = 10
 ALONE = "tests/test_plan_vs_gpu.py"
 """Its figures are of a device that nothing else uses; plan_vs_gpu.py itself is measured after this."""
 SAID = 2000

@@ -101,7 +101,7 @@ def express(row: Row) -> Expressed:
     """Raises CannotExpress with every reason, one a line."""
     device, model, task, formats, optimizer, rest, trained = _all_of(
         lambda: card(row["gpu"]), lambda: shape(row["shape"]), lambda: purpose(row),
-        lambda: formats_of(row["precision"], card(row["gpu"])), lambda: optimizer_of(row), lambda: rest_of(row),
+        lambda: formats_of(row, card(row["gpu"])), lambda: optimizer_of(row), lambda: rest_of(row),
         lambda: trained_of(row),
     )  # fmt: skip
     fields, timed, notes = task
@@ -192,8 +192,9 @@ def purpose(row: Row) -> tuple[dict[str, Any], Timed, tuple[str, ...]]:
     raise CannotExpress("task: lengths are not stated")
 
 
-def formats_of(words: str, device: Device) -> tuple[Any, tuple[str, ...]]:
+def formats_of(row: Row, device: Device) -> tuple[Any, tuple[str, ...]]:
     """The recipe's `precision`, and notes."""
+    words: str = row["precision"]
     if words.startswith("fp16 (model.half"):
         raise CannotExpress("precision: fp16 weights beside fp32 ones")
     if words.startswith("fp16 (apex AMP O2"):
@@ -203,7 +204,7 @@ def formats_of(words: str, device: Device) -> tuple[Any, tuple[str, ...]]:
         return "fp16", ("fp16 weights, and fp32 ones for the update, as autocast, whose norms and softmax are fp32",)
     if words.startswith(("fp16 autocast", "fp16 (fp32 master")):
         return "fp16", ()
-    if "adapters fp32" in words:
+    if "adapters fp32" in words and "full-finetuning" not in row["source"]:  # which has none
         return "bf16", ("adapters in fp32, under autocast: peft keeps a copy in fp32 of what each of them reads",)
     if words.startswith("fp16-true"):
         return {"name": "bf16-pure", "rounding": "nearest"}, ("fp16 as bf16",)

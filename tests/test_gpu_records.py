@@ -28,7 +28,7 @@ def test_each_record_is_a_section(tmp_path):
     parts = gpu_page(tmp_path)
 
     assert parts[1] == "## Plans against measurements"
-    assert parts[2].startswith("NVIDIA H200; recorded 2026-11-23 with torch 2.11.0, commit abc1234: [plan_vs_gpu-h200.json]")
+    assert parts[2].startswith("NVIDIA H200; recorded 2026-11-23 with torch 2.11.0, commit abc1234: [plan_vs_gpu-h200")
     table = parts[parts.index("## Beyond the card's memory") + 3]
     assert table[1] == [("case", "4,096", "2,048", "25.0%", "200.0%", "", "", "110.0%")]
     assert parts[-1].startswith("Not yet measured: the allocator, tests on the card, speeds of the card and its link,")

@@ -42,7 +42,7 @@ def names(ran):
 
 def test_every_part_runs_whatever_becomes_of_the_others(tmp_path):
     status, output, ran = gpu_sh(tmp_path, limit="1", slow="30")
-    assert names(ran)[:5] == ["context_bytes", "calibration", "plan_vs_gpu", "gpu_tests", "beyond_gpu"]
+    assert names(ran)[:5] == ["context_bytes", "calibration", "gpu_ops", "plan_vs_gpu", "gpu_tests"]
     assert {*names(ran)} >= {"record_ladders", "frontier", "convergence", "quickstart", "allocator_snapshots",
                              "cuda_op_tables"}
     assert all((BENCHMARKS / f"{name}.py").is_file() for name in names(ran))
@@ -103,8 +103,8 @@ def test_wheels_that_were_brought_along_are_on_the_path(tmp_path):
 
 def test_a_dry_run_asks_for_no_gpu_and_leaves_results_alone(tmp_path):
     _status, _output, ran = gpu_sh(tmp_path, "--dry", str(tmp_path / "records"))
-    assert {*names(ran)} == {"gpu_tests", "calibration", "plan_vs_gpu", "beyond_gpu", "record_ladders", "frontier",
-                             "quickstart", "convergence"}
+    assert {*names(ran)} == {"gpu_tests", "calibration", "gpu_ops", "plan_vs_gpu", "beyond_gpu", "record_ladders",
+                             "frontier", "quickstart", "convergence"}
     assert all(any(word in line for word in ("--dry", "cpu", "reduced", "steps", "collect", "calibration"))
                for line in ran)
     settings = (tmp_path / "settings").read_text()

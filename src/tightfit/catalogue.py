@@ -152,7 +152,7 @@ CARDS = (
          sustains=0.65, evidence="few"),
     Card("H100 SXM", "80gb hbm3", 81089, 3352, 67, 494.7, 989.4, 989.4, 1978.9, (9, 0), 132, 50, 450, 16 * PCIE_5,
          f"{HOPPER}; {LOG} 2.7 (CUDA 12.8); bandwidth from OpenXLA's device specifications, read off the card",
-         sustains=0.72, evidence="measured"),
+         sustains=0.76, evidence="measured"),
     Card("H100 NVL", "94gb pcie", 95320, 3938, 60, 417.5, 835.5, 835.5, 1670.5, (9, 0), 132, 60, 300, 16 * PCIE_5,
          f"NVIDIA H100 NVL datasheet and product brief, 2024; {LOG} 2.13 (CUDA 13.0); L2 taken from the H200, not "
          "verified",

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tests.planning.ops import CPU, GPU, MEASURED, RATE, add, attention, mm
-from tightfit.calibration import BATCH, Grid
+from tightfit.calibration import BATCH, Curve, Grid
 from tightfit.devices import Device, find_device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
 from tightfit.planning.timing.contractions import Matmul, matmul_of
-from tightfit.planning.timing.op_times import KERNEL_START, MEMORY_SHARE, op_seconds
+from tightfit.planning.timing.op_times import KERNEL_START, op_seconds
+from tightfit.planning.timing.rates import MEMORY_SHARE
 from tightfit.trace import OpClass
 
 A100, V100, H100, L4 = map(find_device, ("a100-80gb-sxm", "v100-16gb-sxm", "h100-sxm", "l4"))
@@ -202,3 +203,41 @@ def test_rows_that_are_not_aligned_are_slow():
     product = Matmul(1, 4096, 4096, 4096, rows=(4096, 4096, 4096))
     assert contractions.alignment(product._replace(rows=(4096, 4097, 4096)), 2, L4) < 0.5
     assert contractions.alignment(product._replace(m=4097), 2, A100) == 1.0  # rows lead no dimension
+
+
+def test_a_cast_from_fp32_is_as_any_other_op():
+    wide = {"name": "aten._to_copy.default", "shapes": ((1 << 28,),), "bytes_written": 1 << 29}
+    plain, cast = (op_seconds(add(1 << 30, layout=layout, **wide), H100) for layout in ("", "cast"))
+    assert plain == cast
+    assert op_seconds(add(1 << 30, layout="cast", **wide, dtype="bfloat16"), H100) > 1.4 * cast
+
+
+def test_sums_of_columns_are_slower_than_sums_of_rows():
+    matrix = {"name": "aten.sum.dim_IntList", "op_class": OpClass.NORMALIZATION, "shapes": ((1 << 16, 4096),)}
+    rows, columns = (op_seconds(add(1 << 30, **matrix, bytes_written=4 * count), H100) for count in (1 << 16, 4096))
+    assert columns > 1.5 * rows
+
+
+def test_a_vocabulary_of_odd_size_costs_most_on_the_newest_cards():
+    def odd(device, size, dtype="bfloat16"):
+        return op_seconds(mm(16384, size, 768, dtype), device) / op_seconds(mm(16384, 50304, 768, dtype), device)
+
+    assert odd(H100, 50257) > odd(H100, 50258) > 2.2
+    assert odd(H100, 50257) > 1.8 * odd(A100, 50257)
+
+
+@pytest.mark.parametrize("name", ["cudnn_attention", "flash_attention", "efficient_attention"])
+def test_dropout_slows_attention_down_forward_more_than_backward(name):
+    forward, backward = (
+        op_seconds(replace(op, layout="dropout"), H100) / op_seconds(op, H100)
+        for op in (attention(4096, name=name), attention(4096, name=name, direction="_backward")))
+    assert forward > backward > 1.05
+
+
+def test_a_cards_measured_memory_scales_what_its_figures_say():
+    size = 1 << 30
+    slow = Curve((1e3, size), (1e-6, 2 * (size / (1e12 * MEMORY_SHARE[8, 0]) + KERNEL_START)))
+    measured = replace(MEASURED, kind="cuda", matmuls={}, batched_matmuls={}, memory={"add": {"float32": slow}})
+    for op in (add(size), add(size, layout="strided", shapes=((1 << 28,),))):
+        start = op_seconds(replace(op, bytes_read=0, shapes=()), GPU)
+        assert op_seconds(op, GPU, measured) - start == pytest.approx(2 * (op_seconds(op, GPU) - start))

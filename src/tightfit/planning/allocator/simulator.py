@@ -3,7 +3,8 @@
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.{h,cpp}` of torch 2.11 to 2.13,
 whose functions the comments name. Left out, because training does not use them: private pools (CUDA graphs, memory
 pools), and every setting but expandable segments. No rule that is simulated differs between a revision of the source
-from before 2.12 and one from after it. Not yet measured on a GPU: `benchmarks/allocator_snapshots.py` does that.
+from before 2.12 and one from after it. On an H100 every block lay where it is put here, over 130,000 allocations of
+training steps: results/allocator_recordings-h100-80gb-hbm3.json.
 
 One device. Sizes are bytes. A block belongs for good to the stream that its segment was reserved for.
 """

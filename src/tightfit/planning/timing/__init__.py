@@ -8,6 +8,8 @@ In reading order; the share of its peak that a card sustains is `Card.sustains` 
 | `streams` | ops on their streams, simulated, with the queue of kernels ahead of the device |
 | `op_times` | seconds of a kernel |
 | `contractions` | matrix products by their tiles |
+| `attention` | fused attention by its kernels |
+| `rates` | what kernels of a kind sustain on a card |
 | `link` | rates of copies between host and device, over PCIe |
 | `copies` | time that copies add to a step |
 | `network`, `communication` | collectives among several devices, and what they add to a step |

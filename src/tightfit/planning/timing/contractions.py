@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tightfit.devices import Device
+from tightfit.planning.timing.attention import attention_length
 from tightfit.trace import Op
 
 TILES = tuple(dict.fromkeys(
@@ -25,8 +26,9 @@ TILES = tuple(dict.fromkeys(
 """Rows and columns of cuBLAS's tiles (the guide), either way round, and how fast each runs beside the largest:
 assumed."""
 
-SPLITS, SPLIT_SECONDS = (1, 2, 4, 8, 16), 3e-6
-"""Parts that a product with few tiles is cut into along K, and what adding them up takes."""
+SPLITS, SPLIT_SECONDS, NEWER_WAVES = (1, 2, 4, 8, 16), 3e-6, 4
+"""Parts that a product with few tiles is cut into along K, and what adding them up takes; waves up to which that is
+done from Hopper on, as an H100's gradients of weights show."""
 
 PROLOGUE, PLAIN_PROLOGUE = 150, 8
 """Filling a tile's pipeline and storing its result, as so many more steps of K, with tensor cores and without."""
@@ -35,15 +37,12 @@ ALIGNMENT = {128: 1.0, 64: 1.0, 32: 0.96, 16: 0.93, 8: 0.6, 4: 0.45, 2: 0.38, 1:
 """Speed on tensor cores by the bytes that the rows of both operands and of the result are a multiple of. 16 matter
 from Ampere on, 128 on the A100 and its successors (the guide); 8, 4 and 2 as 430 products on an H100 have it, of which
 4 and 8 cost nothing on a V100 and a T4."""
+NEWER_ALIGNMENT = {4: 0.35, 2: 0.165, 1: 0.165}
+"""The same of 16-bit products from Hopper on, whose kernels for such rows are an older generation's: vocabularies of
+30,522 and 50,257 in training steps on an H100 (CUDA 13): results/gpu_kernels-h100-80gb-hbm3.json."""
 ODD_BATCHED = 0.1
 """The same from Hopper on for batched products over odd rows of 16 bits, whose kernels have a short prologue: attention
 written out, 264 recordings on an H100."""
-
-CAUSAL_HALF, FULL_HALF = {8: 400, 9: 500, 10: 650}, 150
-"""Attention over so many positions reaches half of what it does over long sequences, by generation."""
-QUERIES = 128
-"""Rows of queries that one block of a fused attention kernel works on (FlashAttention-2)."""
-
 
 class Matmul(NamedTuple):
     """Matrix products (M, K) by (K, N), `batch` of them alike. rows: the elements from one row to the next of both
@@ -87,19 +86,6 @@ def _matmul(a: Sequence[int], b: Sequence[int]) -> Matmul | None:
     return None
 
 
-def attention_length(op: Op) -> int:
-    """Positions of a fused attention op's keys; 0 for another op. Of packed documents, all of them together."""
-    if "attention" not in op.name and "attn" not in op.name:
-        return 0
-    return max((max(shape[1:-1]) if len(shape) == 4 else shape[0] for shape in op.shapes if len(shape) in (3, 4)),
-               default=0)
-
-
-def head_size(op: Op) -> int:
-    """Features of an attention op's heads."""
-    return next((shape[-1] for shape in op.shapes if len(shape) in (3, 4)), 0)
-
-
 def alignment(matmul: Matmul, item_bytes: int, device: Device) -> float:
     """Speed, up to 1, that its rows' multiples allow on a device's tensor cores; without known rows, those of
     contiguous tensors."""
@@ -107,12 +93,14 @@ def alignment(matmul: Matmul, item_bytes: int, device: Device) -> float:
     multiple = min(common & -common, 128)
     if multiple >= (16 if device.at_least(8) else 4) and not device.wants_wide_rows:
         return 1.0
-    return ODD_BATCHED if multiple == 2 and matmul.batch > 1 and device.at_least(9) else ALIGNMENT[multiple]
+    if not device.at_least(9) or item_bytes > 2:
+        return ALIGNMENT[multiple]
+    return ODD_BATCHED if multiple == 2 and matmul.batch > 1 else NEWER_ALIGNMENT.get(multiple, ALIGNMENT[multiple])
 
 
-def matmul_seconds(matmul: Matmul, rate: float, units: int, prologue: int = PROLOGUE) -> float:
+def matmul_seconds(matmul: Matmul, rate: float, units: int, prologue: int = PROLOGUE, most_waves: int = 1) -> float:
     """Seconds for a matmul on `units` multiprocessors that together do `rate` operations a second: the best way of
-    cutting it into tiles."""
+    cutting it into tiles. most_waves: of parts; a product that fills so many is cut no finer along K."""
     best = math.inf
     for rows, columns, speed in TILES:
         tiles = matmul.batch * -(-matmul.m // rows) * -(-matmul.n // columns)
@@ -120,27 +108,6 @@ def matmul_seconds(matmul: Matmul, rate: float, units: int, prologue: int = PROL
             waves = -(-tiles * parts // units)
             seconds = waves * 2 * rows * columns * (matmul.k / parts + prologue) * units / (rate * speed)
             best = min(best, seconds + (SPLIT_SECONDS if parts > 1 else 0.0))
-            if tiles * parts >= units:
+            if tiles * parts >= most_waves * units:
                 break
     return best
-
-
-def attention_speed(op: Op, generation: int, units: int) -> float:
-    """Speed, up to 1, that an attention op's length and its blocks of queries allow on so many multiprocessors.
-
-    generation: the major compute capability.
-    """
-    length = attention_length(op)
-    half = CAUSAL_HALF.get(generation, CAUSAL_HALF[8]) if _skips_pairs(op) else FULL_HALF
-    shape = next((shape for shape in op.shapes if len(shape) == 4), None)
-    waves = math.prod(shape[:2]) * -(-shape[2] // QUERIES) / units if shape is not None and units else 1.0
-    return length / (length + half) * min(waves / math.ceil(waves), 1.0)
-
-
-def _skips_pairs(op: Op) -> bool:
-    """Whether an attention op leaves out pairs of positions, as a causal one does."""
-    shape = next((shape for shape in op.shapes if len(shape) == 4), None)
-    if shape is None:
-        return True
-    pairs = math.prod(shape[:2]) * shape[2] * attention_length(op)
-    return op.flops < 0.75 * 4 * pairs * shape[3] * (2.5 if "backward" in op.name else 1)

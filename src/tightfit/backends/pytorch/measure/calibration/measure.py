@@ -2,8 +2,7 @@
 
 On the CPU every op is called from Python as a step calls it, fresh results and all: small ops cost what the call costs,
 and results beyond 32 MiB the pages that the system hands out. On a CUDA device kernels are timed inside a CUDA graph,
-so that the host's part stays out; it is measured by itself, as the time to issue a tiny model's step. The CUDA side is
-not yet measured on a GPU.
+so that the host's part stays out; it is measured by itself, as the time to issue a tiny model's step.
 
 Each figure is the least of several short rounds: what else runs on the machine only ever adds.
 """
