@@ -16,8 +16,8 @@ from tightfit.devices import MIB, Device
 from tightfit.trace import UntracedMemory
 
 KERNELS = {
-    10: (594, 630, 464),
-    11: (968, 1148, 1347),
+    10: (611, 647, 481),
+    11: (985, 1165, 1364),
 }
 """CUDA 10: RTX 2080 Ti (pytorch issue 49877), Titan V (28394), GTX 1080 (55277). CUDA 11: V100 (the context with one
 tensor of Hugging Face's guide, 1,343 MiB), RTX 3090 twice (issues 49877 and 55277)."""

@@ -7,7 +7,7 @@ card to card. Kernels are loaded when they are first used, by default since CUDA
 | constant | figure | where it comes from |
 |---|---|---|
 | `STACK` | 1 KiB a thread | CUDA's default (cudaLimitStackSize), for all resident threads at once as NVIDIA's forum has it; 216 MB on an A100 |
-| `DRIVER` | 215 MiB, 50 more or less | the rest of contexts: 527 MiB measured on an H100 with CUDA 13.0 (results/context_bytes-h100-80gb-hbm3.json); published 426 on an RTX 6000 Ada with 13.0 (unsloth-zoo pull request 1053), 319 on a Titan V with 10 (pytorch issue 28394), 256 on an RTX 3090 with 12.8 (InvokeAI issue 9413) |
+| `DRIVER` | 198 MiB, 66 more or less | the rest of contexts: 527 MiB measured on an H100 with CUDA 13.0 (results/context_bytes-h100-80gb-hbm3.json); published 426 on an RTX 6000 Ada with 13.0 (unsloth-zoo pull request 1053), 319 on a Titan V with 10 (pytorch issue 28394), 256 on an RTX 3090 with 12.8 (InvokeAI issue 9413) |
 | `KERNELS` | 210 MiB, 85 more or less | what training steps on that H100 added outside PyTorch's allocator, 252 MiB, and a model's run on another, 164 (vLLM pull request 12126) |
 """  # noqa: E501 - a table's row is one line
 
@@ -18,7 +18,7 @@ from tightfit.trace import UntracedMemory
 
 ASSUMED = "assumed, not yet measured on this GPU"
 STACK = 1024
-DRIVER, DRIVER_UNCERTAINTY = 215 * MIB, 50 * MIB
+DRIVER, DRIVER_UNCERTAINTY = 198 * MIB, 66 * MIB
 KERNELS, KERNELS_UNCERTAINTY = 210 * MIB, 85 * MIB
 
 

@@ -164,7 +164,7 @@ def test_updates_are_timed_as_updates_where_blocks_wait_for_them():
 
 
 def test_what_fits_no_other_way_is_streamed_and_says_so():
-    card = with_memory(A100, 1100 << 20)
+    card = with_memory(A100, 1200 << 20)
     overrides = {**FIELDS["model_overrides"], "n_layer": 4, "n_embd": 1024}
     recipe = Recipe.from_dict({**FIELDS, "model_overrides": overrides})
     backend = load_backend("pytorch")
