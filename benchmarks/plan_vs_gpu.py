@@ -62,8 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="a few tiny cases instead")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="the CPU runs the tiny cases alone")
     parser.add_argument("--rows", type=Path, help="where the rows are kept: a file beside which the summary goes")
-    parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 1) - 2, 1), help="plans made at once")
+    parser.add_argument("--workers", type=int, help="plans made at once")
     asked = parser.parse_args(arguments)
+    cores = os.cpu_count() or 1
+    workers = asked.workers or (cores if asked.plan or asked.again else max(cores - 2, 1))
     with cuda_unopened():
         import record
         from gpu_runs import plan_ahead, run, run_again
@@ -71,14 +73,14 @@ def main(arguments: list[str] | None = None) -> int:
     rows = asked.rows or record.RESULTS / "plan_vs_gpu.jsonl"
     try:
         if asked.plan:
-            plan_ahead(asked.plan, asked.workers, asked.only)
+            plan_ahead(asked.plan, workers, asked.only)
             return 0
         if asked.again:
-            run_again(rows, asked.workers)
+            run_again(rows, workers)
             return 0
         summary = run(
             rows, on_cpu=asked.device == "cpu", smoke=asked.smoke, part=asked.part, only=asked.only,
-            compiles=not asked.plain, seconds=60 * asked.minutes, workers=asked.workers,
+            compiles=not asked.plain, seconds=60 * asked.minutes, workers=workers,
         )
     except (Refused, RecipeError) as reason:
         print(f"plan_vs_gpu: {reason}", file=sys.stderr)
