@@ -60,7 +60,7 @@ CACHE_BYTES = 16
 READ_TWICE = 5 / 3
 """Bytes of a long row's softmax, backward, where both inputs are read twice: on an A100, and no more on an H100."""
 SAFE_SOFTMAX = 3.2
-"""Passes of a softmax that looks for rows without any score."""
+"""Passes of a softmax that looks for rows without any score, as an H100 takes them."""
 SPILLED_ROW, UNALIGNED = 100_000, 1.3
 """Bytes of a softmax's row from which on it is read three times; and the bytes of rows that are not aligned to 16
 bytes, beside those of rows that are."""
@@ -152,7 +152,7 @@ def _memory_seconds(op: Op, device: Device) -> float:
             times = 2.0 if row * item > SPILLED_ROW else 1.0
         if not backward:
             times = max(times, 1.0 if aligned else UNALIGNED)
-        times *= SAFE_SOFTMAX if "_safe_softmax" in op.name else 1.0
+        times *= SAFE_SOFTMAX if "_safe_softmax" in op.name and device.at_least(9) else 1.0
     elif "_norm" in op.name and op.shapes and op.shapes[0]:
         row, (each_row, each) = op.shapes[0][-1], BACKWARD_NORM_CYCLES if backward else NORM_CYCLES
         cycles = elements / row * each_row + elements * each * (NORM_FP32[backward] if item > 2 else 1)
