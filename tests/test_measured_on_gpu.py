@@ -48,6 +48,10 @@ def test_a_peak_is_the_measured_one(name, rows):
             assert found["categories"][kind] == pytest.approx(size, rel=0.01), kind
 
 
+def test_there_are_recordings():
+    assert len(RECORDINGS) >= 6
+
+
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
 def test_every_block_lies_where_the_real_allocator_put_it(path):
     recordings = benchmark("allocator_recordings")

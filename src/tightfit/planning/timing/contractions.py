@@ -44,6 +44,7 @@ ODD_BATCHED = 0.1
 """The same from Hopper on for batched products over odd rows of 16 bits, whose kernels have a short prologue: attention
 written out, 264 recordings on an H100."""
 
+
 class Matmul(NamedTuple):
     """Matrix products (M, K) by (K, N), `batch` of them alike. rows: the elements from one row to the next of both
     operands and of the result, where they are known."""

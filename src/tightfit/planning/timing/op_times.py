@@ -9,6 +9,8 @@ cycles that each takes of a multiprocessor. `benchmarks/ops_vs_gpu.py` holds all
 | `Card.sustains` | by card | the catalogue says which is fitted on recordings of that card and which is assumed |
 | `FULL_CLOCK_SHARE` | 85 % | products of 16 bits on A100, H100, H200, B200, L40S and RTX PRO 6000 |
 | `CYCLES` and the like | by class and layout | traced kernels on an H100, public recordings of norms, softmax and cross-entropy on A100, H100, L4, T4 and V100 |
+| `COLUMN_SHARE`, `READ_TWICE`, `NORM_FP32` | below | kernels of steps on an H100: results/gpu_kernels-h100-80gb-hbm3.json |
+| `SAFE_SOFTMAX` | 3.2 | results/calibration-h100-80gb-hbm3.json |
 | `CACHE_BYTES` | 16 a cycle | what products reach on an L40S whose operands are in the cache |
 | `KERNEL_START` | 2 to 4 microseconds | the same |
 | `CPU_MATMUL_RATE`, `CPU_BANDWIDTH` | 50 GFLOP/s a core, 8 GB/s a core up to 4 | a rough default; one core of an AMD EPYC (Zen 4) measured 97 GFLOP/s and 13 to 30 GB/s (PyTorch 2.13) |
@@ -163,7 +165,7 @@ def _memory_seconds(op: Op, device: Device) -> float:
     elif op.op_class in (OpClass.ELEMENTWISE, OpClass.MOVEMENT):
         cycles = elements * CYCLES["" if op.layout == "cast" and item > 2 else op.layout]
     elif op.op_class is OpClass.NORMALIZATION:
-        columns = op.name.startswith("aten.sum") and op.shapes[0][-1:] == (op.bytes_written // item,)
+        columns = op.name.startswith("aten.sum") and any(s[-1:] == (op.bytes_written // item,) for s in op.shapes[:1])
         share = COLUMN_SHARE if columns else FUSED_SHARE[op.op_class]
     moved, speed = times * (op.bytes_read + op.bytes_written), device.bandwidth * share
     if moved < (CACHED_PRODUCT if op.op_class is OpClass.CONTRACTION else CACHED_SHARE) * device.l2_bytes:
@@ -195,8 +197,9 @@ def _measured_memory(device: Device, calibration: Calibration) -> float:
 
 
 def _measured(op: Op, device: Device, calibration: Calibration, tf32: bool) -> float | None:
-    """Seconds from the machine's own measurements; None where they say nothing of such an op, or where the card's
-    figures and how its memory compares with them say more: what an op's layout costs, no family of ops tells."""
+    """Seconds from the machine's own measurements; None where no such op was measured. Ops bound by memory on a GPU of
+    the catalogue have None too: the measured families do not tell strided from contiguous tensors, which
+    `_memory_seconds` does, and `_measured_memory` scales that by the bandwidth that was measured."""
     dtype = "tf32" if tf32 and op.dtype == "float32" else op.dtype
     length = attention_length(op)
     if op.flops and length:

@@ -146,8 +146,8 @@ class StepProfiler:
                 torch.cuda.synchronize()
                 self._step.restart_peak()
                 memory: Any = torch.cuda.memory  # whose record, for PyTorch's memory_viz, is private
-                # Stacks of releases are left out: one is made where recomputation stops early, by an exception, and
-                # looking at Python's frames then loses that.
+                # No stacks of releases: taking them may be why profiles of recomputing steps failed on a GPU (autograd
+                # "returned NULL without setting an exception"), whose early stop is an exception. Not run again since.
                 memory._record_memory_history(max_entries=ENTRIES, context="alloc", stacks="python")
                 stack.callback(memory._record_memory_history, enabled=None)
             began = time.perf_counter()
