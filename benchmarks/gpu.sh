@@ -22,22 +22,23 @@ python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 longest=${LIMIT:-480}  # seconds
 
-# Seconds at most, and what is run: the first five take nine minutes, half an hour goes up to the ladders. {minutes} is
+# Seconds at most, and what is run: a quarter of an hour goes up to the first ladder, half an hour to JAX's. {minutes} is
 # what is left of the seconds.
 parts() {
   cat << 'END'
 90 context_bytes
 120 calibration
-120 gpu_ops --minutes {minutes}
+130 gpu_tests --left
+320 beyond_gpu --minutes {minutes}
 160 plan_vs_gpu --plain --minutes {minutes}
-130 gpu_tests
-320 beyond_gpu --minutes {minutes}
+200 record_ladders bert-large --minutes {minutes}
+300 frontier --budget 24GB --minutes {minutes}
+120 gpu_ops --minutes {minutes}
 60 allocator_snapshots
-300 plan_vs_gpu --plain --minutes {minutes}
-320 beyond_gpu --minutes {minutes}
-200 plan_vs_gpu --minutes {minutes}
-240 record_ladders bert-large --minutes {minutes}
 200 record_ladders transformer-156m-jax --minutes {minutes}
+320 beyond_gpu --minutes {minutes}
+300 plan_vs_gpu --plain --minutes {minutes}
+200 plan_vs_gpu --minutes {minutes}
 400 frontier --budget 24GB --minutes {minutes}
 480 plan_vs_gpu --minutes {minutes}
 480 beyond_gpu --minutes {minutes}

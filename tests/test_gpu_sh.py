@@ -42,7 +42,7 @@ def names(ran):
 
 def test_every_part_runs_whatever_becomes_of_the_others(tmp_path):
     status, output, ran = gpu_sh(tmp_path, limit="1", slow="30")
-    assert names(ran)[:5] == ["context_bytes", "calibration", "gpu_ops", "plan_vs_gpu", "gpu_tests"]
+    assert names(ran)[:5] == ["context_bytes", "calibration", "gpu_tests", "beyond_gpu", "plan_vs_gpu"]
     assert {*names(ran)} >= {"record_ladders", "frontier", "convergence", "quickstart", "allocator_snapshots",
                              "cuda_op_tables"}
     assert all((BENCHMARKS / f"{name}.py").is_file() for name in names(ran))
@@ -72,7 +72,7 @@ def test_the_next_call_goes_on_behind_the_last_part_that_ended(tmp_path):
 
 def test_a_part_has_the_minutes_that_are_left(tmp_path):
     _, _, ran = gpu_sh(tmp_path)
-    assert "benchmarks/plan_vs_gpu.py --plain --minutes 3" in ran
+    assert "benchmarks/beyond_gpu.py --minutes 3" in ran
 
 
 def test_one_part_runs_alone(tmp_path):

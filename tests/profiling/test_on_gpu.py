@@ -13,6 +13,12 @@ from tightfit.trace import Place, Stream
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "every-block"])
+def test_a_step_is_profiled_with_the_allocators_record(checkpointing):
+    _, measured, _ = profile_recipe(recipe(checkpointing=checkpointing, data="dummy"))
+    assert measured.memory_record["device_traces"], measured.trace.notes
+
+
 def test_a_streamed_steps_lanes_and_host_memory_are_measured():
     found, _, _ = profile_recipe(recipe(**STREAMED, data="dummy"))
     lanes = lanes_of(found)

@@ -22,7 +22,7 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measure import step_profiler
 from tightfit.backends.pytorch.measure.events import COMPILED, measured_lanes, measured_trace, read
 from tightfit.backends.pytorch.measure.marks import Call
-from tightfit.backends.pytorch.measure.step_profiler import _export
+from tightfit.backends.pytorch.measure.step_profiler import StepProfiler, _export
 from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
@@ -131,6 +131,27 @@ def test_measuring_leaves_the_step_as_it_was_and_goes_on_training():
     assert step.steps == 8
     assert measured.overhead > 0
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in step.build.model.modules())
+
+
+def test_a_step_that_fails_while_the_allocator_records_it_is_followed_without(monkeypatch):
+    step, global_batches = prepared("gpt2", checkpointing="every-block")
+    profiler, following = BACKEND.step_profiler(step), StepProfiler._following
+
+    def unless_recorded(self, found, recording):
+        if recording:
+            raise SystemError("returned NULL")
+        monkeypatch.setattr(self, "_cuda", False)
+        return following(self, found, recording)
+
+    with profiler.timed():
+        step(next(global_batches), 1e-3)
+    monkeypatch.setattr(StepProfiler, "_following", unless_recorded)
+    monkeypatch.setattr(profiler, "_cuda", True)
+    profiler.profiled(next(global_batches), 1e-3)
+    found = profiler.measurement()
+    assert found.memory_record is None
+    assert found.trace.ops
+    assert "no memory.pickle: with the allocator's record, SystemError: returned NULL" in found.trace.notes
 
 
 def test_a_profilers_trace_is_whole_or_not_there(tmp_path):

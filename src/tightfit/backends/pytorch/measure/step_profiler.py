@@ -61,6 +61,7 @@ class StepProfiler:
         self._timed: list[tuple[float, dict[Phase, float]]] = []
         self._found: _Followed | None = None
         self._failure: str | None = None
+        self._unrecorded: list[str] = []
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -72,24 +73,28 @@ class StepProfiler:
         self._timed.append((time.perf_counter() - began, self._clock.read()))
 
     def profiled(self, global_batch: TensorGlobalBatch, learning_rate: float) -> PendingStep:
-        step, restore = self._step, self._restorer()
-        found: _Followed | None = None
-        pending: PendingStep | None = None
-        try:
-            found = _Followed(Marks(step.build, step.optimizer))
-            with self._following(found):
-                pending = step(global_batch, learning_rate)
-                pending.read()
-        except Exception as error:
-            self._failure = said(error)
-            updating = found is not None and found.marks.phase is Phase.OPTIMIZER
-            if pending is None and (updating or not step.intact):
-                raise  # weights may have changed: there is no way back
-        if pending is None:  # here, where no traceback holds the first attempt's tensors any more
-            restore()
-            pending = step(global_batch, learning_rate)
-        self._found = found
-        return pending
+        restore, failures = self._restorer(), []
+        # On an H100 autograd failed in recomputing steps ("run_backward returned NULL without setting an exception")
+        # while the allocator's record was kept; whether they can be followed without it was not tried yet.
+        for recording in (True, False) if self._cuda else (False,):
+            found = _Followed(Marks(self._step.build, self._step.optimizer))
+            pending: PendingStep | None = None
+            try:
+                with self._following(found, recording):
+                    pending = self._step(global_batch, learning_rate)
+                    pending.read()
+            except Exception as error:
+                failures.append(said(error))
+                if pending is None and (found.marks.phase is Phase.OPTIMIZER or not self._step.intact):
+                    raise  # weights may have changed: there is no way back
+            else:
+                self._found, self._unrecorded = found, failures
+                return pending
+            if pending is not None:
+                break
+            restore()  # here, where no traceback holds the attempt's tensors any more
+        self._failure = failures[-1]
+        return pending or self._step(global_batch, learning_rate)
 
     def measurement(self, chrome_trace: Path | None = None) -> Measurement:
         found, failure = self._found, self._failure
@@ -103,6 +108,7 @@ class StepProfiler:
         kind = self._step.build.torch_device.type
         events = read(found.profiler.profiler.kineto_results, kind)
         trace = measured_trace(found.marks, events, kind)
+        trace.notes += [f"no memory.pickle: with the allocator's record, {why}" for why in self._unrecorded]
         with_data = found.seconds + phases[Phase.DATA]
         return Measurement(
             trace=trace, step_seconds=wall, phase_seconds=phases, overhead=with_data / wall if wall else 1.0,
@@ -133,8 +139,9 @@ class StepProfiler:
         return restore
 
     @contextmanager
-    def _following(self, found: _Followed) -> Iterator[None]:
-        """Context of a step: the profiler, the marks, the allocator's record, and no garbage collection in between."""
+    def _following(self, found: _Followed, recording: bool) -> Iterator[None]:
+        """Context of a step: the profiler, the marks, the allocator's record where that is to be kept, and no garbage
+        collection in between."""
         build, cuda = self._step.build, self._cuda
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         held = torch.cuda.memory_allocated() if cuda else None
@@ -145,11 +152,11 @@ class StepProfiler:
             if cuda:
                 torch.cuda.synchronize()
                 self._step.restart_peak()
-                memory: Any = torch.cuda.memory  # whose record, for PyTorch's memory_viz, is private
-                # No stacks of releases: taking them may be why profiles of recomputing steps failed on a GPU (autograd
-                # "returned NULL without setting an exception"), whose early stop is an exception. Not run again since.
-                memory._record_memory_history(max_entries=ENTRIES, context="alloc", stacks="python")
-                stack.callback(memory._record_memory_history, enabled=None)
+                if recording:
+                    # No stacks of releases, which may be what failed.
+                    memory: Any = torch.cuda.memory  # whose record, for PyTorch's memory_viz, is private
+                    memory._record_memory_history(max_entries=ENTRIES, context="alloc", stacks="python")
+                    stack.callback(memory._record_memory_history, enabled=None)
             began = time.perf_counter()
             try:
                 with replaced(self._step, "watch", found.marks.enter):
@@ -158,7 +165,8 @@ class StepProfiler:
                 found.marks.close()
             found.seconds = time.perf_counter() - began
             if cuda:
-                found.peak, found.record = torch.cuda.max_memory_allocated(), memory._snapshot()
+                found.peak = torch.cuda.max_memory_allocated()
+                found.record = memory._snapshot() if recording else None
 
 
 def _export(profiler: Any, path: Path) -> None:
