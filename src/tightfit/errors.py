@@ -9,6 +9,7 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from traceback import clear_frames
 from types import MappingProxyType
 from typing import Any
 
@@ -132,6 +133,13 @@ def writing(what: str, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ReportError(f"{what} cannot be written ({error.strerror or error}); {advice}") from None
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Clear the frames that raised an error, and those of the errors that came before it."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.backends.base import GlobalBatchSource, Step, StepResult
 from tightfit.backends.world import ALONE, World
-from tightfit.errors import CheckpointError, OutOfMemory
+from tightfit.errors import CheckpointError, OutOfMemory, forget_frames
 from tightfit.metrics import evaluation_metrics, metrics_of, metrics_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, GlobalBatch
@@ -21,7 +21,7 @@ from tightfit.training.listeners import Listener
 from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate, length_field
-from tightfit.training.state import DispatchedStep, Interval, OutOfMemoryInLoop, TrainerState, forget_frames, not_finite
+from tightfit.training.state import DispatchedStep, Interval, OutOfMemoryInLoop, TrainerState, not_finite
 from tightfit.training.stopping import StopRequest
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from traceback import clear_frames
 from types import MappingProxyType
 from typing import Any
 
@@ -60,13 +59,6 @@ class OutOfMemoryInLoop(OutOfMemory):
     step: int
     state: TrainerState | None = None
     held: Mapping[str, int] = MappingProxyType({})
-
-
-def forget_frames(error: BaseException | None) -> None:
-    """Clear the frames that raised an error, and those of the errors that came before it."""
-    while error is not None:
-        clear_frames(error.__traceback__)
-        error = error.__context__
 
 
 def not_finite(what: str, recipe: Recipe, also: str = "") -> NonFiniteLoss:

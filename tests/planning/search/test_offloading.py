@@ -7,19 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.display.plans import CARD, GIB, candidate, estimate, streamed
+from tests.display.plans import CARD, GIB, streamed
 from tests.planning.search.declared import Declared
-from tightfit.backends.measurements import ModelSize
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin
 from tightfit.planning.host_shares import KINDS
-from tightfit.planning.plan import Answers, Plan
 from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated, InProcess
 from tightfit.planning.search.exploration import Exploration
-from tightfit.planning.search.host_memory import experts_stay, worth_filling
+from tightfit.planning.search.host_memory import worth_filling
 from tightfit.planning.search.search import search
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
@@ -167,18 +165,6 @@ def test_what_the_host_cannot_hold_is_not_traced():
 
     assert plan.chosen is None
     assert plan.predictions < 20
-
-
-def test_why_weights_of_experts_leave_the_gpu_last():
-    size = ModelSize(parameters=800, active_parameters=100, flops=0, values=0)
-    chosen = candidate(estimate(), offload={"name": "host", "weights": 0, "gradients": 0})
-    offloaded = Plan(device=CARD, asked=chosen.recipe, candidates=(chosen,), chosen=chosen, answers=Answers())
-    (said,) = experts_stay(offloaded, size)
-    assert "a token meets 100 of 800 parameters" in said
-    assert "8.0 times the bytes for each FLOP" in said
-    resident = candidate(estimate())
-    assert experts_stay(replace(offloaded, chosen=resident), size) == []
-    assert experts_stay(replace(offloaded, chosen=None), size) == []
 
 
 def test_what_lacks_memory_with_any_numerics_is_told_by_few_traces():

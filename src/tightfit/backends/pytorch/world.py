@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,7 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from tightfit.backends.world import LAUNCHER, LOST, LaunchedProcess, World
-from tightfit.errors import LostProcess, Refused, SaidElsewhere, TightfitError, one_line
+from tightfit.errors import LostProcess, Refused, SaidElsewhere, TightfitError, forget_frames, one_line
 from tightfit.system import end_with
 
 T = TypeVar("T")
@@ -144,16 +143,9 @@ def joined(place: LaunchedProcess, device: str, timeout: float) -> Iterator[Torc
             raise SaidElsewhere(str(error), LOST if lost else error.status) from error
         raise
     finally:  # DistributedDataParallel must not be the last to hold the group: it would wait for gloo's thread with
-        _clear_frames(sys.exception())  # Python's lock in hand, which that thread may be waiting for
+        forget_frames(sys.exception())  # Python's lock in hand, which that thread may be waiting for
         gc.collect()
         dist.destroy_process_group()
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Let go of what the functions held that an error has ended, and the errors before it."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
 
 
 def _require_backends(device: str) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tightfit.backends.measurements import ModelSize
 from tightfit.devices import Device
 from tightfit.planning.host_shares import KINDS, fill_device
-from tightfit.planning.plan import Plan
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
@@ -75,13 +73,3 @@ def offload_pinned_off(recipe: Recipe, device: Device) -> str:
     settings = Host.search_settings(recipe, device) if recipe.mode == "train" and recipe.offload == NoOffload() else []
     possible = [one for one in settings if not recipe.model_copy(update={"offload": one}).refusals(device)]
     return "offload=none keeps all of the model on the GPU; write offload=auto." if possible else ""
-
-
-def experts_stay(plan: Plan, experts: ModelSize) -> list[str]:
-    """The reason why a mixture of experts' weights leave the GPU last, where anything waits in host memory."""
-    if plan.chosen is None or not plan.chosen.recipe.offloaded.uses_host:
-        return []
-    times = experts.parameters / experts.active_parameters
-    return [f"a token meets {experts.active_parameters:,} of {experts.parameters:,} parameters: copies of weights are "
-            f"{times:.1f} times the bytes for each FLOP that they are without experts, so weights leave the GPU after "
-            "gradients and optimizer states"]

@@ -34,7 +34,7 @@ from tightfit.planning.search.explain import (
 from tightfit.planning.search.exploration import Exploration, Pair
 from tightfit.planning.search.explore import explore
 from tightfit.planning.search.gains import gain_without_dropout
-from tightfit.planning.search.host_memory import experts_stay, notes_on_host_memory
+from tightfit.planning.search.host_memory import notes_on_host_memory
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.smallest_gpu import known_ahead
 from tightfit.planning.search.space import Space
@@ -60,10 +60,7 @@ def search_with(
     with pool as evaluator:
         plan = search(recipe, target.device, tools, catalogue=catalogue, progress=progress, for_run=for_run,
                       evaluator=evaluator)
-    experts = None if module is not None else _size_of_experts(recipe, tools)
-    if experts is None:
-        return plan
-    return replace(plan, experts=experts, notes=(*plan.notes, *experts_stay(plan, experts)))
+    return plan if module is not None else replace(plan, experts=_size_of_experts(recipe, tools))
 
 
 def _size_of_experts(recipe: Recipe, tools: Tools) -> ModelSize | None:

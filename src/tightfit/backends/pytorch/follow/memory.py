@@ -113,6 +113,18 @@ class TrackedMemory:
         """An allocation's category stands."""
         self._fixed.add(index)
 
+    def alive(self) -> frozenset[int]:
+        """The allocations that are alive."""
+        return frozenset(index for _, index in self._live.values())
+
+    def repeat(self, start: int, stop: int, ticks: int) -> None:
+        """The allocations from `start` up to, not including, `stop` once more, so many ticks later."""
+        for index in range(start, stop):
+            if index in self._fixed:
+                self.fix(len(self.allocations))
+            self._born_in.append(self._born_in[index])
+            self.allocations.append(later(self.allocations[index], ticks))
+
     def arguments(self, args: Iterable[Any]) -> Arguments:
         """The allocations that an op works on."""
         found = ([self.find(tensor) for tensor in tensors_in(arg)] for arg in args)
@@ -157,6 +169,13 @@ class TrackedMemory:
         found = self._live.pop(key, None)
         if found is not None and self.allocations[found[1]].died is None:
             self.allocations[found[1]].died = self.next()
+
+
+def later(a: Allocation, ticks: int) -> Allocation:
+    """An allocation that is given back again, so many ticks later."""
+    since = a.category_since + ticks if a.category_since >= a.born else a.category_since
+    return Allocation(a.born + ticks, a.died and a.died + ticks, a.bytes, a.category, since, a.module, a.op, a.shape,
+                      a.dtype, a.place, a.pinned)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

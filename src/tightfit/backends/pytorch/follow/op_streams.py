@@ -48,6 +48,13 @@ class OpStreams(TransferWatch, ABC):
         self._last[op.stream] = op.tick
         self.ops.append(op)
 
+    def repeat(self, start: int, stop: int, ticks: int) -> None:
+        """The ops from number `start` up to, not including, `stop` once more, so many ticks later."""
+        for op in self.ops[start:stop]:
+            again = op_later(op, ticks)
+            self._last[op.stream] = again.tick
+            self.ops.append(again)
+
     def _exchange(self, op: Op, namespace: str, args: Sequence[Any], result: Any) -> None:
         """Give an op that exchanges with other processes, before it is added, the network's stream, and any op what it
         waits for there: FSDP's collectives run in streams of their own, and what reads their results waits for them.
@@ -103,3 +110,9 @@ class OpStreams(TransferWatch, ABC):
             phase, module = self._place()
             self._add(Op(name=WAIT, tick=self.memory.next(), phase=phase, op_class=OpClass.COMMUNICATION,
                          module=module, kernels=0, stream=stream))
+
+
+def op_later(op: Op, ticks: int) -> Op:
+    """An op so many ticks later."""
+    return Op(op.name, op.tick + ticks, op.phase, op.op_class, op.module, op.shapes, op.dtype, op.flops, op.bytes_read,
+              op.bytes_written, op.kernels, op.seconds, op.stream, op.after, op.leading, op.layout)

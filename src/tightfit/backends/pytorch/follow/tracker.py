@@ -57,7 +57,7 @@ class Tracker(OpStreams, DispatchMode):
         self._scratch = scratch
         self._answer = answer
         self._alone = counts_of_a_gradient()
-        self._backwards: list[int] = []
+        self.backwards: list[int] = []
         self._module_of_node: dict[int, str] = {}
         self._hooks: list[Any] = []
         self._names: dict[nn.Module, str] = {}
@@ -169,7 +169,7 @@ class Tracker(OpStreams, DispatchMode):
         phase, module = self._place()
         start, began, self._begun = self.memory.next(), self._begun, None
         if phase is Phase.BACKWARD:
-            self._backwards.append(start)
+            self.backwards.append(start)
         if scratch:
             self.memory.transient(scratch, name, module, phase, start)
         for op in ops:
@@ -185,7 +185,7 @@ class Tracker(OpStreams, DispatchMode):
 
     def trace(self, origin: Any) -> Trace:
         """Trace of the run, with every allocation's category final. It ends here: later releases are not followed."""
-        self.memory.finalize_categories(self._backwards)
+        self.memory.finalize_categories(self.backwards)
         return Trace(origin=origin, ops=self.ops, allocations=self.memory.allocations, spans=self.spans)
 
     # Called by torch
@@ -220,7 +220,7 @@ class Tracker(OpStreams, DispatchMode):
             return
         start = self.memory.next()
         if phase is Phase.BACKWARD:
-            self._backwards.append(start)
+            self.backwards.append(start)
         name, memory = str(func), self.memory
         outside = phase in OUTSIDE_MODULES
         worked_on = memory.arguments(args) if outside else ()

@@ -76,7 +76,7 @@ class Marks(Tracker):
                 yield
         finally:
             self.unfollow()
-            self.memory.finalize_categories(self._backwards)
+            self.memory.finalize_categories(self.backwards)
 
     def enter(self, phase: Phase) -> None:
         """A phase begins."""

@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 from transformers.utils import import_utils
 
+from tightfit.backends.pytorch.model_size import READS
 from tightfit.backends.pytorch.replaced import replaced
-
-READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
 BY_READER: dict[str, float] = {
     "GradScaler._maybe_opt_step.<locals>.<genexpr>": 0.0,  # its own sum, not what the optimizer reads inside it
