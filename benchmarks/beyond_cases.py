@@ -62,9 +62,9 @@ CASES = (
         Run("8B in 16 GiB, 128k tokens", 32, 16),
         Run("8B in 16 GiB, 32k tokens, copies in turn", 8, 16, in_turn=True),
     )),
-    Case({"offload": "none"}, (Run("8B on the whole card, bf16", 8),), planned="100GiB"),
-    Case({"offload": "none", "precision": {"name": "fp8", "weights": "bf16", "rounding": "stochastic"}},
-         (Run("8B on the whole card, fp8", 8),), planned="100GiB"),
+    Case({}, (Run("8B as planned, bf16, 128k tokens", 32),), planned="100GiB"),
+    Case({"precision": {"name": "fp8", "weights": "bf16", "rounding": "stochastic"}},
+         (Run("8B as planned, fp8, 128k tokens", 32),), planned="100GiB"),
     Case(beyond.EXTREMES[1][2], (Run("32B as planned, 32k tokens", 8),), planned="110GiB"),
     Case({}, (Run("8B as planned for 24 GiB, 32k tokens", 8, 24),), planned="100GiB"),
 )  # fmt: skip
