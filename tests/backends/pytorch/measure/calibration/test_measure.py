@@ -10,7 +10,7 @@ import torch
 from tightfit import calibration
 from tightfit.backends.pytorch.measure.calibration import measure as measuring
 from tightfit.backends.pytorch.measure.calibration import timing
-from tightfit.backends.pytorch.measure.calibration.measure import CASES
+from tightfit.backends.pytorch.measure.calibration.measure import CASES, families_of
 from tightfit.calibration import FAMILIES, family_of, load, save
 from tightfit.trace import Phase
 
@@ -87,6 +87,13 @@ def test_only_one_threads_own_time_leaves_out_what_else_runs(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(timing, "POSIX", False)  # where it goes on in steps of 16 ms
     assert timing.host_clock() is time.perf_counter
+
+
+@pytest.mark.parametrize(("name", "alone"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA GeForce GTX 999", False)])
+def test_of_a_gpu_of_the_catalogue_additions_tell_the_bandwidth(monkeypatch, name, alone):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert families_of(torch.device("cuda")) == (("add",) if alone else tuple(CASES))
+    assert families_of(torch.device("cpu")) == tuple(CASES)
 
 
 def test_recomputed_ops_are_told_from_the_backward_pass():

@@ -25,6 +25,7 @@ from tightfit.backends.pytorch.measure.calibration.link import has_bf16, measure
 from tightfit.backends.pytorch.measure.calibration.timing import Call, host_seconds, ops_of, seconds
 from tightfit.backends.pytorch.techniques.precision import fp32_products
 from tightfit.calibration import BATCH, Calibration, Curve, Grid, processor, torch_version
+from tightfit.devices import listed_device
 
 Progress = Callable[[str, float], None]
 """Called with the name of the next measurement, and the share of the work that is done, 0 to 1."""
@@ -226,17 +227,25 @@ def _attention_calls(device: torch.device, dtype: torch.dtype, length: int, head
 
 
 def _families(device: torch.device, report: Progress) -> dict[str, dict[str, Curve]]:
-    """Seconds of every family's op, in float32 and in one 16-bit format."""
+    """Seconds of families' ops, in float32 and in one 16-bit format."""
     dtypes = _dtypes(device)
     formats = ("float32", "bfloat16" if "bfloat16" in dtypes else "float16")
     count = 2 * max(RESULT_BYTES[device.type])
     pools = {name: [_random(device, dtypes[name], count // dtypes[name].itemsize).abs_() for _ in "xy"]
              for name in formats}
     found: dict[str, dict[str, Curve]] = {}
-    for number, (family, case) in enumerate(CASES.items()):
-        report(f"ops like {family}", 0.3 + 0.6 * number / len(CASES))
-        found[family] = {name: _memory(device, case, *pools[name]) for name in formats}
+    families = families_of(device)
+    for number, family in enumerate(families):
+        report(f"ops like {family}", 0.3 + 0.6 * number / len(families))
+        found[family] = {name: _memory(device, CASES[family], *pools[name]) for name in formats}
     return found
+
+
+def families_of(device: torch.device) -> tuple[str, ...]:
+    """The families that are measured: additions alone on a GPU of the catalogue, whose figures give its other ops'
+    times, scaled by how fast it adds."""
+    listed = device.type == "cuda" and listed_device(torch.cuda.get_device_name(device)) is not None
+    return ("add",) if listed else tuple(CASES)
 
 
 @torch.no_grad()
