@@ -16,6 +16,7 @@ from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.explore import _try_simpler
+from tightfit.planning.search.search import search
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
 from tightfit.techniques.compile import PerBlock
@@ -76,3 +77,13 @@ def test_where_larger_micro_batches_are_slower_smaller_ones_are_tried():
     evaluate_comparisons(exploration)
     assert [micro for _, micro in exploration.found] == [16, 32, 8, 4]
     assert choose(exploration) == (only, 8)
+
+
+def test_where_the_fastest_micro_batch_is_a_small_one_compiling_is_tried_there():
+    pinned = {"batch_size": 64, "checkpointing": "none", "loss": "plain", "optimizer": "adamw", "offload": "none",
+              "attention": "sdpa", "precision": "bf16"}
+    toy = Cached(parameters=1e8, sample=0.01 * GIB, speeds={("bf16", "adamw"): 1e4}, compiled=1.4)
+    plan = search(Recipe.from_dict(pinned), find_device("l4"), toy.tools())
+    assert plan.chosen is not None
+    assert plan.chosen.recipe.compile.compiles
+    assert plan.chosen.recipe.micro_batch_size == 8

@@ -62,7 +62,8 @@ class CostModel:
     """Bytes of the peaks, affine in the micro-batch, and seconds of a step, affine in the number of micro-batches.
 
     passes, outside: as of `Evaluated`. held: bytes of weights, gradients and states. gradients: of these; the passes
-    of a step's only micro-batch hold none yet.
+    of a step's only micro-batch hold none yet. known: seconds at the micro-batches that were evaluated: a small one can
+    be the fastest, where the cache holds what it works on.
     """
 
     passes: Affine
@@ -70,6 +71,7 @@ class CostModel:
     seconds: Affine
     held: float
     gradients: float
+    known: Mapping[int, float]
 
     def peak(self, micro: int, batch: int) -> float:
         """Bytes allocated at the peak."""
@@ -78,7 +80,7 @@ class CostModel:
 
     def step_seconds(self, micro: int, batch: int) -> float:
         """Seconds of a step; a smaller last micro-batch counts for its share."""
-        return self.seconds(batch / micro)
+        return self.known.get(micro) or self.seconds(batch / micro)
 
     def changed(self, effect: Effect, declared: float = 0.0) -> CostModel:
         """The same with other values of some fields, declared to hold so many bytes more."""
@@ -88,6 +90,7 @@ class CostModel:
             outside=Affine(max(self.outside.base + held, 0.0), self.outside.slope),
             seconds=Affine(self.seconds.base * effect.time, self.seconds.slope * effect.time),
             held=max(self.held + held, 0.0),
+            known={micro: seconds * effect.time for micro, seconds in self.known.items()},
         )  # fmt: skip
 
     def effect(self, other: CostModel, micro: int, batch: int, declared: float) -> Effect:
@@ -103,22 +106,26 @@ class CostModel:
         are taken where there is but one point."""
         low, high = min(points), max(points)
         one, two = points[low], points[high]
+        known = {micro: found.seconds for micro, found in points.items()}
         first = one.passes_when_accumulating
         if low != high:
             return cls(
                 passes=Affine.through(low, first, high, two.passes_when_accumulating),
                 outside=Affine.through(low, one.outside, high, two.outside),
                 seconds=Affine.through(batch / high, two.seconds, batch / low, one.seconds),
-                held=one.held, gradients=one.gradients,
+                held=one.held, gradients=one.gradients, known=known,
             )  # fmt: skip
         growing = max(first - one.held, 0.0)
         each = 0.0
         if similar is not None:
             growing *= min(similar.passes.slope * low / max(similar.passes(low) - similar.held, 1.0), 1.0)
-            each = similar.seconds.slope * one.seconds / max(similar.step_seconds(low, batch), 1e-12)
+            share = one.seconds / max(similar.step_seconds(low, batch), 1e-12)
+            each = similar.seconds.slope * share
+            known = {**{micro: seconds * share for micro, seconds in similar.known.items()}, **known}
         return cls(
             passes=Affine(first - growing, growing / low), outside=Affine(one.outside, 0.0),
             seconds=Affine(max(one.seconds - each * batch / low, 0.0), each), held=one.held, gradients=one.gradients,
+            known=known,
         )  # fmt: skip
 
 
@@ -198,7 +205,8 @@ class Forecasts:
                 optimistic = optimistic.then(Effect(kept * (1 - HEURISTIC_SLACK), lowest, -max(freed, 0.0)))
         least, resident = model.changed(optimistic, more), space.without_offload(choice)
         if resident != choice:  # what is kept elsewhere costs no time where all of its copies are hidden
-            least = replace(least, seconds=self.of(resident).optimistic.seconds)
+            whole = self.of(resident).optimistic
+            least = replace(least, seconds=whole.seconds, known=whole.known)
         return Forecast(model.changed(expected, more), least, tuple(unknown))
 
     def _declared(self, choice: Combination) -> float:

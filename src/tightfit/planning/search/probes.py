@@ -61,12 +61,14 @@ def _probe(exploration: Exploration, choice: Combination, worst: FitRank) -> Pro
         return None
     largest = exploration.space.recipe_for(choice, possible[-1])
     together = largest.accumulation != "auto" and largest.accumulation.by_block  # the fewer the better, and as copied
-    speed = exploration.speed_of(forecast.optimistic.step_seconds(possible[-1], batch), largest)
+    speed = exploration.speed_of(min(forecast.optimistic.step_seconds(size, batch) for size in possible), largest)
     expected = exploration.fitting(forecast.expected, possible, worst)
     sizes = expected or possible[:1]
-    micro, seconds = sizes[-1], forecast.expected.step_seconds
-    if forecast.expected.seconds.slope and not together:  # else nothing is known of other micro-batches' times
-        micro = next(size for size in sizes if seconds(size, batch) <= seconds(micro, batch) * (1 + NO_GAIN))
+    micro, timed, seconds = sizes[-1], forecast.expected.known, forecast.expected.step_seconds
+    if (forecast.expected.seconds.slope or len(timed) > 1) and not together:  # else other micro-batches' are not known
+        sizes = [size for size in sizes if size >= min(timed)] or sizes[-1:]  # below, launches may bind
+        least = min(seconds(size, batch) for size in sizes)
+        micro = next(size for size in sizes if seconds(size, batch) <= least * (1 + NO_GAIN))
     return Probe(choice, micro, speed, micro in expected, forecast.unknown)
 
 
