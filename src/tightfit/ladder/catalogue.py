@@ -128,4 +128,7 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
 
 def _alone(setting: Technique, recipe: Recipe) -> dict[str, Any]:
     """The changes that make the technique alone, where the recipe leaves them open."""
-    return {field: value for field, value in setting_alone(setting).items() if getattr(recipe, field) == "auto"}
+    alone = setting_alone(setting)
+    if setting.slot == "precision" and Recipe.from_dict(alone).weight_rounding is not None:
+        alone["optimizer"] = "adamw"  # its plain implementation rounds no weights
+    return {field: value for field, value in alone.items() if getattr(recipe, field) == "auto"}

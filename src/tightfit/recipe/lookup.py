@@ -57,7 +57,7 @@ def load_recipe(
     if training_arguments is None:
         fields = _with_task(apply_overrides(values, overrides))
         recipe = Recipe.from_dict(fields)  # first: to read the model's configuration takes seconds
-        return recipe if "seq_len" in fields else Recipe.from_dict({**fields, **_shorter(name, values)})
+        return recipe if "seq_len" in fields else Recipe.from_dict({**fields, **_shorter(name, fields)})
     from tightfit.recipe.hf_arguments.table import arguments_of
 
     values = {**values, **_shorter(name, values)}
@@ -185,6 +185,8 @@ def task_of(name: str) -> str | None:
     if not isinstance(saved, dict):
         return None
     classes = saved.get("architectures")
+    if not classes and "image_size" in saved and "vocab_size" not in saved:
+        return "image-classification"
     made_for = " ".join(map(str, classes)) if isinstance(classes, list) else ""
     return next((task for ending, task in ARCHITECTURES if made_for.endswith(ending)
                  and (task != "seq2seq" or saved.get("is_encoder_decoder"))), None)

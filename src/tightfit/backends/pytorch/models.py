@@ -26,7 +26,7 @@ from tightfit.errors import ModelError, TightfitError, nearest, one_line
 from tightfit.model_facts import facts_of
 from tightfit.models import ModelSource, TransformerConfig, read_config, resolve_source
 from tightfit.recipe import Recipe
-from tightfit.tasks import Task
+from tightfit.tasks import TASKS, Task
 
 WEIGHTS = "model.safetensors"
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -262,8 +262,10 @@ def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device)
 
 def _explain_build(recipe: Recipe, config: Any, task: Task, error: BaseException) -> str:
     if "Unrecognized configuration class" in str(error):
-        return (f"task: transformers has no {task.name} model of type {config.model_type!r}; write another task, "
-                f"or another model than {recipe.model!r}")
+        mappings = {name: getattr(transformers, each.auto_class)._model_mapping for name, each in TASKS.items()}
+        served = [f"task={name}" for name, mapping in mappings.items() if type(config) in mapping]
+        write = " or ".join(served) or f"another model than {recipe.model!r}"
+        return f"task: transformers has no {task.name} model of type {config.model_type!r}; write {write}"
     reason = f"{one_line(error)} is not known" if isinstance(error, KeyError) else one_line(error)
     overrides = f" with model_overrides {recipe.model_overrides}" if recipe.model_overrides else ""
     return f"model: {recipe.model!r} cannot be built{overrides}: {reason}"
