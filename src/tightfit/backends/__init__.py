@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,6 +15,8 @@ from tightfit.errors import MissingLibrary, install_command
 if TYPE_CHECKING:
     from tightfit.backends.base import Backend
 
+PLUGIN_NOTES = (b"I0000 ", b"WARNING: All log messages before absl::InitializeLog()")
+"""Beginnings of lines that XLA logs for information."""
 CHATTY = ("torchao", "torch.utils._pytree", "torch._higher_order_ops.wrap", "transformers")
 """Loggers of libraries that say much about themselves while they load, or advise what is done already."""
 
@@ -36,11 +40,31 @@ def quiet_loading() -> Iterator[None]:
             logger.setLevel(logging.NOTSET)
 
 
+@contextmanager
+def _without_plugin_notes() -> Iterator[None]:
+    """Keep off the screen what XLA's plugins write to the process's stderr as they load on a machine without their
+    device; other lines are written behind it."""
+    with tempfile.TemporaryFile() as kept:
+        screen = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(screen, 2)
+            os.close(screen)
+            kept.seek(0)
+            for line in kept:
+                if not line.startswith(PLUGIN_NOTES):
+                    os.write(2, line)
+
+
 def load_backend(name: str) -> Backend:
     """The backend of that name, its framework imported now. Raises MissingLibrary where that is not installed."""
     with quiet_loading():
         if name == "jax":
             try:
+                with _without_plugin_notes():
+                    import jax  # noqa: F401 - whose plugins print as they load
                 from tightfit.backends.jax.backend import JaxBackend
             except ImportError as error:
                 library = str(error.name or "jax").partition(".")[0]

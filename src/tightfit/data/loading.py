@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.data.samples import Samples, generator
+from tightfit.data.samples import Packed, Samples, generator
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array, GlobalBatch, MicroBatch, global_batch_of
@@ -35,10 +35,14 @@ class GlobalBatchLoader:
     def __init__(self, samples: Samples, recipe: Recipe) -> None:
         """`recipe.micro_batch_size` must be resolved. Raises DataError for fewer samples than a global batch."""
         if len(samples) < recipe.batch_size:
-            kind = "sample is" if len(samples) == 1 else "samples are"
+            packed, instead = "", "or more data"
+            if isinstance(samples, Packed):
+                packed = f" of {recipe.seq_len:,} tokens, into which documents are packed,"
+                instead = "data.packing=false for a sample a document, or more data"
+            are = "sample{} is" if len(samples) == 1 else "samples{} are"
             raise DataError(
-                f"batch_size: {len(samples):,} training {kind} fewer than one global batch of {recipe.batch_size:,}; "
-                f"write batch_size={max(len(samples), 1)} or less, or more data"
+                f"batch_size: {len(samples):,} training {are.format(packed)} fewer than one global batch of "
+                f"{recipe.batch_size:,}; write batch_size={max(len(samples), 1)} or less, {instead}"
             )
         self.samples = samples
         self.batch_size = recipe.batch_size

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -210,6 +211,6 @@ def sample_text(recipe: Recipe, step: Step, data: Prepared, log: Callable[[str],
     except OutOfMemory as error:
         log(f"no sample: {error}")
         return None
-    if data.tokenizer.end_id in tokens:
-        tokens = tokens[: tokens.index(data.tokenizer.end_id)]
+    ends = (data.tokenizer.end_id, data.turn_end)
+    tokens = list(takewhile(lambda token: token not in ends, tokens))
     return recipe.sample_prompt + data.tokenizer.decode(tokens)
