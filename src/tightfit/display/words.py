@@ -133,7 +133,10 @@ def marks(candidates: Sequence[Candidate], experts: bool = False) -> str:
     if any(candidate.estimate.time.mfu for candidate in candidates):
         frozen = any(candidate.recipe.trainable.freezes for candidate in candidates)
         told = ", N those that it meets" * experts + ", 4 N of frozen weights" * frozen
-        found.append(f"MFU: 6 N a token{told}, and every pair of positions")
+        packed = any(c.recipe.mode == "train" and c.recipe.data.packing and TASKS[c.recipe.task].packs
+                     for c in candidates)
+        apart = ", those of different documents too" * packed
+        found.append(f"MFU: 6 N a token{told}, and every pair of positions{apart}")
     if any(candidate.changes_numerics for candidate in candidates):
         found.append("* changes numerics")
     if any(c.recipe.mode == "inference" and getattr(c.recipe.precision, "full_eval", False) for c in candidates):
