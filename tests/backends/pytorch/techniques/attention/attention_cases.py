@@ -28,6 +28,7 @@ _SMALL = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": POSITIONS, "pad_token_id": 0,
 }
+_T5GEMMA = {**_SMALL, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 6, "attn_logit_softcapping": None}
 _MORE: dict[str, Any] = {
     "gemma2": lambda: transformers.Gemma2Config(**_SMALL, head_dim=8, sliding_window=6, attn_logit_softcapping=2.0),
     "gemma3": lambda: transformers.Gemma3TextConfig(
@@ -65,8 +66,17 @@ _MORE: dict[str, Any] = {
         attention_probs_dropout_prob=0.0, activation_dropout=0.0, layerdrop=0.0,
     ),
     "mamba": lambda: transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1, state_size=4),
+    "umt5": lambda: transformers.UMT5Config(
+        vocab_size=VOCAB, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4, dropout_rate=0.0,
+        decoder_start_token_id=0,
+    ),
+    "t5gemma": lambda: transformers.T5GemmaConfig(
+        encoder=_T5GEMMA, decoder=_T5GEMMA, vocab_size=VOCAB, is_encoder_decoder=True,
+    ),
 }
-MORE_TASKS = {"modernbert": "masked-lm"}
+MORE_TASKS = {"modernbert": "masked-lm", "umt5": "seq2seq", "t5gemma": "seq2seq"}
+_AUTO = {"causal-lm": transformers.AutoModelForCausalLM, "masked-lm": transformers.AutoModelForMaskedLM,
+         "seq2seq": transformers.AutoModelForSeq2SeqLM}
 INSIDE_FP32 = ("llama4", "gpt_neo", "gptj", "falcon")
 """Models that compute part of attention in fp32 whatever their format."""
 
@@ -77,8 +87,7 @@ def make(name: str, implementation: str | None = None) -> nn.Module:
         model = tiny_model(name)
     else:
         torch.manual_seed(0)
-        auto = transformers.AutoModelForMaskedLM if name in MORE_TASKS else transformers.AutoModelForCausalLM
-        model = auto.from_config(_MORE[name]())
+        model = _AUTO[task_of(name)].from_config(_MORE[name]())
     model = model.double().eval()
     # initial weights of 0.02 leave attention nearly uniform: nothing would show
     with torch.no_grad():
@@ -88,7 +97,9 @@ def make(name: str, implementation: str | None = None) -> nn.Module:
     if name == "gpt_oss":
         model.set_experts_implementation("eager")  # type: ignore[operator]  # the grouped matrix product knows no fp64
     if implementation is not None:
-        model.set_attn_implementation(implementation)  # type: ignore[operator]
+        for part in model.modules():  # T5's stacks hold copies of the configuration
+            if hasattr(part, "set_attn_implementation"):
+                part.set_attn_implementation(implementation)  # type: ignore[operator]
     return model
 
 

@@ -15,6 +15,7 @@ from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.techniques.attention.functions import create_blocks, near_blocks
 from tightfit.backends.pytorch.techniques.attention.masks import (
     additive_mask,
+    causal_mask,
     distance_mask,
     document_mask,
     plain_mask,
@@ -71,8 +72,8 @@ def mask_arguments(model: nn.Module, way: Way, causal: bool) -> Arguments:
     """The masks of that way, and with them positions, no cache, and the refusals. A value of None means: leave this
     out.
 
-    typed: one mask for every layer (see `masks`); of a decoder behind an encoder nothing beyond its causality, for
-        padding follows its real tokens. blocks: the same as BlockMasks.
+    typed: one mask for every layer (see `masks`); of a decoder behind an encoder its causality alone, for padding
+        follows its real tokens. blocks: the same as BlockMasks.
     padding: the ordinary (B, T) mask of padding, from which transformers makes each layer's own.
     own: that one, and for packed documents an additive (B, 1, T, T) one, for attention of the model's own.
     flash: that one, and for packed documents their starts, as transformers hands them to the flash-attn library.
@@ -96,7 +97,7 @@ def mask_arguments(model: nn.Module, way: Way, causal: bool) -> Arguments:
                              "give it sequences of one length")
         found = masks(batch) if masked or batch.mask == "packed" else {}
         if decoder:
-            found["decoder_attention_mask"] = plain_mask(batch.labels.device)
+            found["decoder_attention_mask"] = causal_mask(batch.labels.device)
         return {**fixed, **found, **positions(batch)}
 
     return complete

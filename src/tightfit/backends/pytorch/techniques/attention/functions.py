@@ -28,6 +28,7 @@ from tightfit.backends.pytorch.techniques.attention.kernels import (
 )
 from tightfit.backends.pytorch.techniques.attention.masks import (
     additive_mask,
+    asks_causality,
     dense_mask,
     is_key_mask,
     is_packed,
@@ -71,7 +72,7 @@ def eager_attention(
         scores = torch.tanh(scores / softcap) * softcap
     if position_bias is not None:
         scores = scores + position_bias
-    causal = _is_causal(module, query, key, is_causal)
+    causal = _is_causal(module, query, key, attention_mask, is_causal)
     mask = dense_mask(attention_mask, query, causal, _window(query, sliding_window))
     if mask is not None:
         hidden = mask.dtype == torch.bool
@@ -93,7 +94,7 @@ def sdpa_attention(
     """PyTorch's scaled_dot_product_attention. Packed documents never cost a T x T mask where another way exists: see
     `packed_way`."""
     _refuse("sdpa", kwargs)
-    causal = _is_causal(module, query, key, is_causal)
+    causal = _is_causal(module, query, key, attention_mask, is_causal)
     window = _window(query, sliding_window)
     if is_packed(attention_mask):
         assert attention_mask is not None
@@ -121,7 +122,7 @@ def flex_attention(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """PyTorch's FlexAttention, compiled. The mask is a BlockMask, or says nothing."""
     _refuse("flex", {**kwargs, "dropout": dropout or None})
-    causal = _is_causal(module, query, key, is_causal)
+    causal = _is_causal(module, query, key, attention_mask, is_causal)
     window = _window(query, sliding_window)
     if is_plain(attention_mask) or (causal and is_key_mask(attention_mask, query)):
         plain = not causal and window is None
@@ -163,10 +164,11 @@ def _refuse(name: str, kwargs: dict[str, Any]) -> None:
             raise ModelError(f"attention: {name!r} cannot serve this model's {argument}; {instead}")
 
 
-def _is_causal(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None) -> bool:
-    """Whether this call is causal. Over keys of another length it is not: those are another sequence's."""
+def _is_causal(module: nn.Module, query: Tensor, key: Tensor, mask: Any, is_causal: bool | None) -> bool:
+    """Whether this call is causal: its mask asks for it, or the call or the module says so. Over keys of another
+    length it is not: those are another sequence's."""
     flag = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return bool(flag) and query.shape[2] == key.shape[2] and query.shape[2] > 1
+    return (asks_causality(mask) or bool(flag)) and query.shape[2] == key.shape[2] and query.shape[2] > 1
 
 
 def _window(query: Tensor, sliding_window: int | None) -> int | None:

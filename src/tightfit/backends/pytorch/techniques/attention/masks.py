@@ -3,6 +3,7 @@
 A mask is typed by what it is, so that no attention function has to look at its values:
 
     None, or last dimension 0   nothing beyond the module's own causality
+    int32 (1, 1, 0, 0)          causality, whatever the module says of itself
     int32 (1, 1, 1, N + 1)      where each of N documents begins in the flattened (B * T) tokens, ending with B * T
     bool (B, 1, 1, K)           the keys that are real; padding follows the real tokens of a row
     bool (B, 1, Q, K)           every pair that may attend, causality included
@@ -23,8 +24,13 @@ from tightfit.backends.pytorch.batch import TensorBatch
 
 
 def is_plain(mask: Any) -> bool:
-    """Whether the mask says nothing beyond the module's own causality."""
+    """Whether the mask says nothing beyond causality."""
     return mask is None or mask.shape[-1] == 0
+
+
+def asks_causality(mask: Any) -> bool:
+    """Whether the mask asks for causality, so that the module need not: UMT5's decoder says of itself it is not."""
+    return mask is not None and mask.shape[-1] == 0 and mask.shape[-2] == 0
 
 
 def is_packed(mask: Any) -> bool:
@@ -40,6 +46,11 @@ def is_key_mask(mask: Any, query: Tensor) -> bool:
 def plain_mask(device: torch.device) -> Tensor:
     """The mask that says nothing: transformers would make one of its own for None."""
     return torch.empty((1, 1, 1, 0), dtype=torch.int32, device=device)
+
+
+def causal_mask(device: torch.device) -> Tensor:
+    """The mask that says causality and nothing else."""
+    return torch.empty((1, 1, 0, 0), dtype=torch.int32, device=device)
 
 
 def typed_mask(batch: TensorBatch) -> Tensor:
@@ -95,18 +106,20 @@ def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 def mask_function(
     *, q_length: int, kv_length: int, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = False,
-    allow_is_bidirectional_skip: bool = False, local_size: int | None = None, **rest: Any,
+    allow_is_bidirectional_skip: bool = False, local_size: int | None = None, device: Any = "cpu", **rest: Any,
 ) -> Tensor | None:  # fmt: skip
     """Mask maker that transformers calls for our attention functions, in loops that are not ours.
 
-    Returns None where plain causality, or none, says it all, without looking at any value; otherwise
-    bool (B, 1, Q, K). The arguments are those of `transformers.masking_utils.sdpa_mask`.
+    Returns `causal_mask` where causality says it all and None where nothing needs saying, without looking at any
+    value; otherwise bool (B, 1, Q, K). The arguments are those of `transformers.masking_utils.sdpa_mask`.
     """
     from transformers.masking_utils import sdpa_mask
 
     everything = attention_mask is None and (local_size is None or kv_length <= local_size)
-    if everything and (allow_is_bidirectional_skip or (allow_is_causal_skip and q_length == kv_length)):
+    if everything and allow_is_bidirectional_skip:
         return None
+    if everything and allow_is_causal_skip and q_length == kv_length:
+        return causal_mask(torch.device(device))
     dense: Tensor | None = sdpa_mask(
         q_length=q_length,
         kv_length=kv_length,
@@ -114,6 +127,7 @@ def mask_function(
         allow_is_causal_skip=False,
         allow_is_bidirectional_skip=False,
         local_size=local_size,
+        device=device,
         **rest,
     )
     return dense
