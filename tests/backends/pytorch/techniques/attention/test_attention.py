@@ -22,7 +22,7 @@ from tightfit.errors import ModelError, Refused
 from tightfit.recipe import Recipe
 from tightfit.techniques.attention import Attention, Eager, Flex, Sdpa
 
-NAMES = (*CAUSAL, *MASKED, *SEQ2SEQ, *IMAGES, "gemma3", "modernbert", "llama4", "biogpt")
+NAMES = (*CAUSAL, *MASKED, *SEQ2SEQ, *IMAGES, "gemma3", "modernbert", "llama4", "biogpt", "t5gemma")
 OWN = ("gpt_neo", "gptj", "falcon", "bloom")
 
 

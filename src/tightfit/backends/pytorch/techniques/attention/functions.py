@@ -73,7 +73,7 @@ def eager_attention(
     if position_bias is not None:
         scores = scores + position_bias
     causal = _is_causal(module, query, key, attention_mask, is_causal)
-    mask = dense_mask(attention_mask, query, causal, _window(query, sliding_window))
+    mask = dense_mask(attention_mask, query, causal, _window(module, query, causal, sliding_window))
     if mask is not None:
         hidden = mask.dtype == torch.bool
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if hidden else scores + mask
@@ -95,7 +95,7 @@ def sdpa_attention(
     `packed_way`."""
     _refuse("sdpa", kwargs)
     causal = _is_causal(module, query, key, attention_mask, is_causal)
-    window = _window(query, sliding_window)
+    window = _window(module, query, causal, sliding_window)
     if is_packed(attention_mask):
         assert attention_mask is not None
         way = packed_way(query, value, attention_mask, dropout, position_bias)
@@ -123,7 +123,7 @@ def flex_attention(
     """PyTorch's FlexAttention, compiled. The mask is a BlockMask, or says nothing."""
     _refuse("flex", {**kwargs, "dropout": dropout or None})
     causal = _is_causal(module, query, key, attention_mask, is_causal)
-    window = _window(query, sliding_window)
+    window = _window(module, query, causal, sliding_window)
     if is_plain(attention_mask) or (causal and is_key_mask(attention_mask, query)):
         plain = not causal and window is None
         attention_mask = None if plain else near_blocks(query.shape[2], causal, window, query.device)
@@ -171,9 +171,17 @@ def _is_causal(module: nn.Module, query: Tensor, key: Tensor, mask: Any, is_caus
     return (asks_causality(mask) or bool(flag)) and query.shape[2] == key.shape[2] and query.shape[2] > 1
 
 
-def _window(query: Tensor, sliding_window: int | None) -> int | None:
-    """The sliding window, where the sequence is longer."""
-    return sliding_window if sliding_window is not None and query.shape[2] > sliding_window else None
+def _window(module: nn.Module, query: Tensor, causal: bool, sliding_window: int | None) -> int | None:
+    """The sliding window of `distance_mask`, where the sequence is longer.
+
+    In both directions, transformers' masks see the configuration's number of tokens on each side. ModernBERT hands its
+    attention one more for that; T5Gemma hands the number itself.
+    """
+    if sliding_window is None:
+        return None
+    both = not causal and sliding_window == getattr(getattr(module, "config", None), "sliding_window", None)
+    window = sliding_window + 1 if both else sliding_window
+    return window if query.shape[2] > window else None
 
 
 def _capped(softcap: float) -> Callable[..., Tensor]:
