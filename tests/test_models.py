@@ -14,7 +14,7 @@ from huggingface_hub import errors as hub_errors
 from tightfit.bundled import BUNDLED, HUB_NAMES, bundled_family, bundled_shape
 from tightfit.errors import ModelError
 from tightfit.hub import explain_hub_error, only_local
-from tightfit.model_facts import model_facts, module_facts
+from tightfit.model_facts import facts_of, model_facts, module_facts
 from tightfit.models import ModelSource, TransformerConfig, read_config, resolve_source
 from tightfit.recipe import Recipe
 
@@ -129,6 +129,21 @@ def test_facts_of_a_module() -> None:
     assert (facts.vocab_size, facts.max_positions) == (70, 12)
     with pytest.raises(ModelError, match=r"vocab_size: SimpleNamespace has no configuration.*; write vocab_size"):
         module_facts(SimpleNamespace(), recipe("gpt2"))
+
+
+@pytest.mark.parametrize(("top", "decoder", "expected"), [
+    ({"decoder_start_token_id": 101, "pad_token_id": 3}, {"pad_token_id": 0, "bos_token_id": 5}, (101, 3)),
+    ({}, {"pad_token_id": 7, "decoder_start_token_id": 6}, (6, 7)),
+    ({}, {"pad_token_id": 7, "bos_token_id": 5}, (5, 7)),  # as transformers generates, and T5Gemma shifts
+    ({}, {"pad_token_id": 7}, (7, 7)),
+], ids=str)
+def test_the_first_token_of_a_decoder(top: dict[str, int], decoder: dict[str, int], expected: tuple[int, int]) -> None:
+    import transformers
+
+    whole = transformers.EncoderDecoderConfig(
+        encoder={"model_type": "bert"}, decoder={"model_type": "bert", "vocab_size": 200, **decoder}, **top)
+    facts = facts_of(whole, recipe("bert-base", task="seq2seq"))
+    assert (facts.decoder_start_token_id, facts.pad_token_id, facts.vocab_size) == (*expected, 200)
 
 
 def test_overrides_and_the_fields_that_follow_from_them() -> None:

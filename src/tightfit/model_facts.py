@@ -58,8 +58,8 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
     """The facts that a configuration object states; the recipe's `vocab_size` and `num_labels` take precedence."""
     text = text_config(config)
 
-    def first(*names: str, default: int = 0) -> int:
-        values = (getattr(text, name, None) for name in names)
+    def first(*names: str, default: int = 0, parts: tuple[Any, ...] = (text,)) -> int:
+        values = (getattr(part, name, None) for name in names for part in parts)
         return next((v for v in values if isinstance(v, int) and v >= 0), default)
 
     vocab_size = recipe.vocab_size or first("vocab_size")
@@ -72,7 +72,9 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
         if len(sides) != 1:
             raise ModelError(f"model_overrides.image_size: {image_size!r} is not a square; write one number")
         image_size = sides.pop()
-    pad = first("pad_token_id", "eos_token_id")
+    # an encoder-decoder shifts its labels by its own tokens, or else by its decoder's
+    tokens = (config, text) if getattr(config, "is_encoder_decoder", False) else (text,)
+    pad = first("pad_token_id", "eos_token_id", parts=tokens)
     if vocab_size and pad >= vocab_size:
         pad = 0
     return ModelFacts(
@@ -82,7 +84,7 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
         image_size=image_size,
         num_channels=getattr(config, "num_channels", 3),
         pad_token_id=pad,
-        decoder_start_token_id=first("decoder_start_token_id", default=pad),
+        decoder_start_token_id=first("decoder_start_token_id", "bos_token_id", default=pad, parts=tokens),
     )
 
 
