@@ -159,8 +159,11 @@ def _tied_head(model: nn.Module) -> int:
     the device's allocator keeps the block, and what it serves decides where others go."""
     if not isinstance(model, PreTrainedModel):
         return 0
-    made, used = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = made is not None and getattr(made, "weight", None) is getattr(used, "weight", used)
+    made = model.get_output_embeddings()
+    if made is None:  # such a model may have no input embeddings to ask for either: a convolution's raise
+        return 0
+    used = model.get_input_embeddings()
+    tied = getattr(made, "weight", None) is getattr(used, "weight", used)
     return int(made.weight.nbytes) if tied else 0
 
 

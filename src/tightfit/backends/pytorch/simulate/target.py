@@ -16,15 +16,18 @@ from typing import Any
 
 import torch
 import torch.utils._foreach_utils
+from torch import Tensor
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
 
 from tightfit.backends.pytorch.follow.tracker import Scratch
 from tightfit.backends.pytorch.simulate import cpu_scratch, kernels
 from tightfit.backends.pytorch.simulate.cuda import scratch as cuda_scratch
 from tightfit.backends.pytorch.simulate.cuda.autocast import autocast_as_on_cuda
 from tightfit.backends.pytorch.simulate.data_dependent import hide_fakeness
+from tightfit.backends.pytorch.simulate.scripted import scripts_as_python
 from tightfit.backends.pytorch.simulate.shape_cache import MISSING, Known, ShapeCache
 from tightfit.backends.pytorch.simulated_device import TargetOf, simulated_cuda_device, simulated_device
 from tightfit.devices import Device
@@ -34,6 +37,12 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 FAKE_RULES: Mapping[Any, Any] = registered_hop_fake_fns
 """Higher-order ops whose rules torch finds for any fake mode."""
+
+
+MOST_KNOWN = 1024
+"""Values that a fake tensor knows at most, where they hang on no others: those of a linspace, of a list, and what is
+made of such alone. Models read rates and places of their blocks from them as they are built. What is made of known
+values is computed for real, so they are to be few."""
 
 
 class PlanningMode(FakeTensorMode):
@@ -76,7 +85,17 @@ class PlanningMode(FakeTensorMode):
             rule = partial(func.python_key_table[FakeTensorMode], self)  # torch finds these by the mode's exact class
         if rule is not None:
             return rule(*args, **(kwargs or {}))
-        return super().dispatch(func, types, args, kwargs or {})
+        result: Any = super().dispatch(func, types, args, kwargs or {})
+        if func is torch.ops.aten.linspace.default and result.device.type == "cpu" and result.numel() <= MOST_KNOWN:
+            with no_dispatch():  # for real
+                values = func(*args, **(kwargs or {}))
+            return self.fake_tensor_converter.from_real_tensor(self, values, make_constant=True)
+        return result
+
+    def may_turn_const(self, t: Tensor) -> bool:
+        """Whether values that hang on no others are kept, for whoever reads them. torch alone keeps single ones."""
+        real = t.device.type == "cpu" and not isinstance(t, FakeTensor)
+        return real and t.layout is torch.strided and t.numel() <= MOST_KNOWN
 
 
 @cache
@@ -88,7 +107,7 @@ def _known_ops(kind: str, capability: tuple[int, int] | None) -> Known:
 @contextmanager
 def fake_tensors(device: Device) -> Iterator[None]:
     """Context in which all tensors are fake ones that stand for `device`'s; torch and transformers choose as there."""
-    with gc_paused(), simulate(device), PlanningMode(device), hide_fakeness():
+    with gc_paused(), simulate(device), PlanningMode(device), hide_fakeness(), scripts_as_python():
         yield
 
 
