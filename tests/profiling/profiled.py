@@ -140,4 +140,4 @@ def empty(origin="measured"):
     """A profile whose trace holds nothing."""
     good = profile()
     return replace(good, measured=Trace(origin="measured"), predicted=None, phase_seconds={}, predicted_seconds={},
-                   step_seconds=0.0, peak_bytes=0, predicted_peak_bytes=0, readings={}, versions={}, notes=())
+                   step_seconds=0.0, peak_bytes=0, predicted_peak_bytes=None, readings={}, versions={}, notes=())

@@ -17,7 +17,7 @@ from tightfit.training.record import record_of
 
 def run_report(run_dir: Path, other: Path | None = None, output: Path | None = None) -> Path:
     """Draw the profile in `run_dir`, print its headline, the run's figures and where the report is, and return that
-    path; of a run without a profile, its figures and its losses.
+    path; of a step without a prediction, why it has none; of a run without a profile, its figures and its losses.
 
     other: a second run's folder to compare with: headlines and profiles, or where one of the two has no profile, the
     figures and losses that both recorded. output: where it goes; by default `report.html` in `run_dir`, or with a
@@ -39,7 +39,9 @@ def run_report(run_dir: Path, other: Path | None = None, output: Path | None = N
         profiles = {folder: load(folder) for folder in dict.fromkeys([*blank, *folders])}  # what lacks most, first
         profile, second = profiles[run_dir], None if other is None else profiles[other]
         page = report(profile, second, records[0], names)
-        said = [headline(profile) if second is None else side_by_side(profile, second, names), *recorded]
+        shown = headline(profile) if second is None else side_by_side(profile, second, names)
+        reasons = [profile.not_predicted] if second is None and profile.not_predicted else []
+        said = [shown, *reasons, *recorded]
     path = output or run_dir / (REPORT if other is None else f"{AGAINST}{other.resolve().name}.html")
     with writing(f"{path}: the report", "write --output elsewhere"):
         write_atomically(path, page)

@@ -28,7 +28,7 @@ from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_lanes, step_time
 from tightfit.profiling import CHROME_TRACE, MEMORY_RECORD, XPLANE
-from tightfit.profiling.profile import Profile, save
+from tightfit.profiling.profile import NOT_PREDICTED, Profile, save
 from tightfit.recipe import Recipe
 from tightfit.system import installed
 from tightfit.trace import Phase, Place, Trace
@@ -87,7 +87,7 @@ def prediction(backend: Backend, recipe: Recipe, device: Device, module: Any = N
     try:
         return _predicted(backend.predict(recipe, target.device, module), recipe, target)
     except TightfitError as error:
-        return {"notes": (f"not predicted: {error}",)}
+        return {"notes": (NOT_PREDICTED + _sentence(error),)}
 
 
 def profile_of(
@@ -176,7 +176,7 @@ class RunProfile:
         try:
             self._predicted = prediction(backend, recipe, device, module)
         except Exception as error:  # a model of one's own may fail in any way
-            self._predicted = {"notes": (f"not predicted: {_sentence(error)}",)}
+            self._predicted = {"notes": (NOT_PREDICTED + _sentence(error),)}
 
     def begin(self, step: Step, first_step: int, notes: tuple[str, ...] = ()) -> None:
         """The run's step is there, and the run goes on behind `first_step`. notes: of its build."""

@@ -24,6 +24,8 @@ from tightfit.trace.file import load_trace, save_trace, wrong_fields
 from tightfit.trace.lanes import Stretch
 
 FORMAT, VERSION = "tightfit-profile", 1
+NOT_PREDICTED = "not predicted: "
+"""Beginning of the note that says why a step has no prediction."""
 VALUES = "profile.json"
 TRACES = ("measured", "predicted")
 OF_RUN = "recipe.yaml"
@@ -53,8 +55,8 @@ class Profile:
     phase_seconds: the same by phase (data, forward, backward with recomputation, optimizer); they sum to it.
         predicted_seconds: the time model's, by the same phases; empty without a prediction.
     peak_bytes: the allocator's own figure where it has one, else the trace's; 0 where nothing was measured.
-        predicted_peak_bytes: 0 without a prediction. capacity_bytes: what the device has for the allocator; 0 where not
-        known.
+        predicted_peak_bytes: None without a prediction. capacity_bytes: what the device has for the allocator; 0 where
+        not known.
     calibrated: whether the predicted times come from measurements of this machine.
     overhead: how many times as long the traced step took.
     lanes: when the device computes and copies in the step, as `measured` and as `predicted`, where anything is copied
@@ -72,7 +74,7 @@ class Profile:
     phase_seconds: Mapping[Phase, Seconds] = field(default_factory=dict)
     predicted_seconds: Mapping[Phase, Seconds] = field(default_factory=dict)
     peak_bytes: Bytes = 0
-    predicted_peak_bytes: Bytes = 0
+    predicted_peak_bytes: Bytes | None = None
     capacity_bytes: Bytes = 0
     calibrated: bool = False
     overhead: Seconds = 1.0
@@ -99,7 +101,12 @@ class Profile:
     @property
     def peak(self) -> int:
         """Bytes at its peak, likewise."""
-        return self.predicted_peak_bytes if self.only_predicted else self.peak_bytes
+        return (self.predicted_peak_bytes or 0) if self.only_predicted else self.peak_bytes
+
+    @property
+    def not_predicted(self) -> str:
+        """The note that says why there is no prediction; empty where none does."""
+        return next((note for note in self.notes if note.startswith(NOT_PREDICTED)), "")
 
 
 @cache

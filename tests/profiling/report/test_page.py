@@ -152,7 +152,7 @@ def test_names_stay_names(count):
 
 def test_an_empty_profile_and_others_with_something_missing():
     for made in (empty(), empty(), replace(profile(), measured=None, phase_seconds={}, step_seconds=0.0, peak_bytes=0),
-                 replace(profile(), predicted=None, predicted_seconds={}, predicted_peak_bytes=0),
+                 replace(profile(), predicted=None, predicted_seconds={}, predicted_peak_bytes=None),
                  replace(profile(), measured=None, predicted=None), replace(profile(), readings={"power": (None,)})):
         Read(report(made))
         Read(report(made, profile()))
