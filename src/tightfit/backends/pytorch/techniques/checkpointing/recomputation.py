@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils._pytree import tree_map
 
+from tightfit.backends.pytorch.techniques.checkpointing.kept import contexts_of_kept
 from tightfit.errors import ModelError
 
 Forward = Callable[..., Any]
@@ -72,7 +73,7 @@ def _context_fn(policy: PolicyFactory | None) -> ContextFn:
     """The contexts of a region's forward pass and of its recomputation: the one place where they are made."""
     if policy is None:
         return torch_checkpoint.noop_context_fn
-    return lambda: tuple(map(_without_cast_cache, _compiled_contexts(policy)))  # type: ignore[return-value]
+    return lambda: tuple(map(_without_cast_cache, contexts_of_kept(policy())))  # type: ignore[return-value]
 
 
 def _compiled_contexts(policy: PolicyFactory) -> Any:
