@@ -24,10 +24,15 @@ from torch.utils import checkpoint as torch_checkpoint
 from torch.utils._pytree import tree_map
 
 from tightfit.backends.pytorch.techniques.checkpointing.kept import contexts_of_kept
+from tightfit.backends.pytorch.techniques.checkpointing.side_effects import (
+    ContextFn,
+    Forward,
+    copied_caches,
+    sparing_buffers,
+    sparing_caches,
+)
 from tightfit.errors import ModelError
 
-Forward = Callable[..., Any]
-ContextFn = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 Policy = Callable[..., torch_checkpoint.CheckpointPolicy]
 PolicyFactory = Callable[[], Policy]
 
@@ -123,9 +128,11 @@ def _call(
     if not (module.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
     contexts: dict[str, Any] = {}  # the compiler cannot read torch's own no-op, which is the default
-    if policy is not None:
-        compiling = torch.compiler.is_compiling()
-        contexts["context_fn"] = partial(_compiled_contexts, policy) if compiling else _context_fn(policy)
+    if not torch.compiler.is_compiling():
+        contexts["context_fn"] = sparing_buffers([module], _context_fn(policy))
+        forward, args, kwargs = sparing_caches(forward, args, kwargs)
+    elif policy is not None:
+        contexts["context_fn"] = partial(_compiled_contexts, policy)
     # Only positional tensors say to `checkpoint` which devices' random states to restore.
     if not args and first in kwargs:
         args = (kwargs.pop(first),)
@@ -220,9 +227,8 @@ class _Region:
 
     def _open(self, chained: Any) -> _Run:
         calls: list[Forward] = []
-        checkpoint = self.generator(
-            partial(_replay, calls), True, self.context_fn, "default", False, True, chained
-        )
+        context_fn = sparing_buffers(self.modules, self.context_fn)
+        checkpoint = self.generator(partial(_replay, calls), True, context_fn, "default", False, True, chained)
         next(checkpoint)
         self.run = _Run(checkpoint, calls, chained)
         return self.run
@@ -239,13 +245,14 @@ def _repeated(forward: Forward, chained: Any, args: tuple[Any, ...], kwargs: dic
     """A module's call, as the recomputation repeats it: with all but the chained argument, and with the random states
     at the call, for a model may draw numbers between its blocks (layerdrop does)."""
     cpu_state, (devices, states) = torch.get_rng_state(), torch_checkpoint.get_device_states(chained)
-    args, kwargs = tree_map(_cut, (args, kwargs))
+    args, kwargs = copied_caches(tree_map(_cut, (args, kwargs)))
 
     def repeat(chained: Any) -> Any:
         torch.set_rng_state(cpu_state)
         if devices:
             torch_checkpoint.set_device_states(devices, states)
-        return forward(chained, *args, **kwargs)
+        more, by_name = copied_caches((args, kwargs))
+        return forward(chained, *more, **by_name)
 
     return repeat
 
