@@ -13,6 +13,7 @@ from traceback import walk_tb
 
 import torch
 from torch import nn
+from torch.utils import checkpoint as torch_checkpoint
 
 from tightfit.errors import ModelError, OutOfMemory, Refused, TightfitError, one_line
 
@@ -39,9 +40,10 @@ def model_guard(model: nn.Module, doing: Callable[[], str]) -> Iterator[None]:
     except TightfitError:
         raise
     except (Exception, SystemExit) as error:
-        if not is_models_own(error, model):
+        clause = recomputation_failure(error)
+        if clause is None and not is_models_own(error, model):
             raise
-        clause = compiler_failure(error) or raised(error, module_of(error, model))
+        clause = clause or compiler_failure(error) or raised(error, module_of(error, model))
         raise ModelError(f"model: {type(model).__name__} failed in {doing()}: {clause}") from error
 
 
@@ -69,6 +71,22 @@ def compiler_failure(error: BaseException) -> str | None:
     if not type(error).__module__.startswith(COMPILER):
         return None
     return f"torch.compile raised {cause(error)}{at_line(error)}; write compile=off"
+
+
+def recomputation_failure(error: BaseException) -> str | None:
+    """The clause for what torch's checkpoint raised of its own: the recomputation found, or did, something else than
+    the forward pass. None for any other exception."""
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    if not files or files[-1] != torch_checkpoint.__file__ or not isinstance(error, RuntimeError):
+        return None
+    if isinstance(error, torch_checkpoint.CheckpointError):
+        return "checkpointing computes other tensors in the backward pass than the forward pass did; write " \
+               "checkpointing=none"
+    if "mutated" in str(error):
+        return "it changes in place, after a block has ended, a matrix product of the block's that " \
+               "checkpointing=selective keeps; write checkpointing=every-block"
+    return "checkpointing=selective runs other ops in the backward pass than the forward pass did; write " \
+           "checkpointing=every-block"
 
 
 def cause(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.errors import compiler_failure, is_models_own, module_of, raised
+from tightfit.backends.pytorch.errors import compiler_failure, is_models_own, module_of, raised, recomputation_failure
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.errors import ModelError, TightfitError
 
@@ -39,6 +39,8 @@ def explain_trace_failure(build: Build, tracker: Tracker) -> Iterator[None]:
             raise ModelError(f"seq_len: {name} makes a tensor of {sizes[1].replace(', ', ' x ')} numbers, more than "
                              "any machine can address; write a smaller seq_len or micro_batch_size, or a smaller "
                              "model") from error
+        if (failure := recomputation_failure(error)) is not None:
+            raise ModelError(f"model: {name} cannot be trained so: {failure}") from error
         failure = compiler_failure(error)
         if failure is not None and technique != "auto":
             raise ModelError(f"compile: {technique.name} cannot be planned for {name}: {failure}") from error
