@@ -59,6 +59,10 @@ def columns(*shape: int) -> Tensor:
     return torch.zeros(*shape[:-2], shape[-1], shape[-2]).transpose(-1, -2)
 
 
+def places(*shape: int) -> Tensor:
+    return torch.randint(0, 32, shape)
+
+
 def product(rows: int, inner: int, across: int) -> Called:
     return aten.mm.default, torch.zeros(rows, inner), torch.zeros(inner, across)
 
@@ -103,6 +107,17 @@ OPS: dict[str, Callable[[], Called]] = {
     "index_add of the last": lambda: (
         aten.index_add.default, torch.zeros(64, 90), 1, torch.arange(9), torch.zeros(64, 9),
     ),
+    "gather": lambda: (aten.gather.default, torch.zeros(8, 96, 32), -1, places(8, 96, 90)),
+    "gather of rows": lambda: (aten.gather.default, torch.zeros(96, 32), 0, places(50, 1).expand(50, 32)),
+    "gather of rows, all places": lambda: (aten.gather.default, torch.zeros(96, 32), 0, places(50, 32)),
+    "scatter_add": lambda: (
+        aten.scatter_add.default, torch.zeros(8, 96, 32), -1, places(96, 90).expand(8, 96, 90), torch.zeros(8, 96, 90),
+    ),
+    "scatter_add_": lambda: (
+        aten.scatter_add_.default, torch.zeros(8, 96, 32), -1, places(8, 96, 90), torch.zeros(8, 96, 90),
+    ),
+    "scatter": lambda: (aten.scatter.src, torch.zeros(8, 96, 32), -1, places(8, 96, 90), torch.zeros(8, 96, 90)),
+    "scatter_ of a number": lambda: (aten.scatter_.value, torch.zeros(8, 96, 32), -1, places(8, 96, 90), 1.0),
 }  # fmt: skip
 
 

@@ -88,6 +88,20 @@ def _index_add(args: Arguments, result: Any) -> int:
     return 0 if by_rows else _size(result, torch.float32)
 
 
+def _scattered(args: Arguments, result: Any) -> int:
+    """In half precision: a copy of the result in fp32 (cpu/ScatterGatherKernel.cpp, create_acc_buffer)."""
+    return _size(result, torch.float32) if result.dtype in HALF else 0
+
+
+def _by_index(args: Arguments, result: Any) -> int:
+    """The same, but where an index names whole rows of what lies in one piece: those are taken as they are
+    (TensorAdvancedIndexing.cpp, can_use_expanded_index_path)."""
+    source, dim, index = args[0], args[1], args[2]
+    rows = index.dim() > 1 and index.stride() == (1, *[0] * (index.dim() - 1))
+    whole = dim % max(source.dim(), 1) == 0 and source.is_contiguous()
+    return 0 if rows and whole else _scattered(args, result)
+
+
 def _in_one_piece(args: Arguments, result: Any) -> int:
     """A copy of an input that does not lie in one piece: softmax (SoftMax.cpp)."""
     return 0 if args[0].is_contiguous() else _size(args[0])
@@ -233,6 +247,8 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
     **dict.fromkeys(("index_add", "index_add_"), _index_add),
+    **dict.fromkeys(("scatter", "scatter_"), _scattered),
+    **dict.fromkeys(("gather", "scatter_add", "scatter_add_"), _by_index),
     **dict.fromkeys(("_softmax", "_log_softmax"), _in_one_piece),
     **dict.fromkeys(("dequantize_nf4", "dequantize_int8"), _dequantized),
     "mean": _mean,
