@@ -80,13 +80,13 @@ def recomputation_failure(error: BaseException) -> str | None:
     if not files or files[-1] != torch_checkpoint.__file__ or not isinstance(error, RuntimeError):
         return None
     if isinstance(error, torch_checkpoint.CheckpointError):
-        return "checkpointing computes other tensors in the backward pass than the forward pass did; write " \
-               "checkpointing=none"
+        return ("checkpointing computes other tensors in the backward pass than the forward pass did; write "
+                "checkpointing=none")
     if "mutated" in str(error):
-        return "it changes in place, after a block has ended, a matrix product of the block's that " \
-               "checkpointing=selective keeps; write checkpointing=every-block"
-    return "checkpointing=selective runs other ops in the backward pass than the forward pass did; write " \
-           "checkpointing=every-block"
+        return ("it changes in place, after a block has ended, a matrix product of the block's that "
+                "checkpointing=selective keeps; write checkpointing=every-block")
+    return ("checkpointing=selective runs other ops in the backward pass than the forward pass did; write "
+            "checkpointing=every-block")
 
 
 def cause(error: BaseException) -> str:

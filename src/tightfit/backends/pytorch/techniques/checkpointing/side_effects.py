@@ -1,5 +1,5 @@
-"""What a region's forward pass changes besides making its output, so that the recomputation changes it no second time:
-buffers of its modules, such as the statistics of a batch norm, and transformers' caches of keys and values.
+"""Side effects of a region's forward pass, which its recomputation has no second time: changes of its modules' buffers,
+such as the statistics of a batch norm, and of transformers' caches of keys and values.
 """
 
 from __future__ import annotations
