@@ -11,13 +11,14 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 Contexts = tuple[Any, Any]
-SAME_MEMORY = "aten::_unsafe_view"
+SAME_MEMORY = torch.ops.aten._unsafe_view.default
 """The op whose result lies in its argument's memory and yet counts its changes apart, as its name warns: the last one
 of a matmul without a bias."""
 
@@ -50,11 +51,12 @@ class _Followed:
         if context.is_recompute:  # only torch before 2.13 asks again
             return CheckpointPolicy.MUST_SAVE if call in self.kept else CheckpointPolicy.PREFER_RECOMPUTE
         self._follow_last()
-        for memory in _memories(_written(op, args, kwargs)):
-            for changed in self.by_memory.pop(memory, ()):
-                self._drop(*changed)
+        if (positions := _written(op)) and self.by_memory:
+            for memory in _memories([args[at] if at < len(args) else kwargs.get(name) for at, name in positions]):
+                for changed in self.by_memory.pop(memory, ()):
+                    self._drop(*changed)
         verdict: CheckpointPolicy = self.policy(context, op, *args, **kwargs)
-        if op.name() == SAME_MEMORY and not self.by_memory.keys().isdisjoint(_memories(args)):
+        if op is SAME_MEMORY and not self.by_memory.keys().isdisjoint(_memories(args)):
             verdict = CheckpointPolicy.MUST_SAVE  # takes no more memory, and torch's check sees changes of it, too
         if verdict is CheckpointPolicy.MUST_SAVE:
             self.kept.add(call)
@@ -81,15 +83,8 @@ class _Followed:
             self.results[op][number] = torch_checkpoint._RECOMPUTE
 
 
-def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments that an op changes."""
-    return [
-        args[position] if position < len(args) else kwargs.get(name) for position, name in _written_arguments(op)
-    ]
-
-
 @cache
-def _written_arguments(op: Any) -> tuple[tuple[int, str], ...]:
+def _written(op: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of each argument that an op says it changes; those of an op that says nothing are none."""
     schema = getattr(op, "_schema", None)
     arguments = schema.arguments if schema is not None else ()
