@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transformers
 from huggingface_hub import errors as hub_errors
 
 from tightfit.bundled import BUNDLED, HUB_NAMES, bundled_family, bundled_shape
@@ -121,6 +122,13 @@ def test_every_bundled_shape_states_fields_of_its_class(name: str) -> None:
 def test_facts(name: str, values: dict[str, Any], expected: dict[str, Any]) -> None:
     facts = model_facts(recipe(name, **values))
     assert {field: getattr(facts, field) for field in expected} == expected
+
+
+@pytest.mark.parametrize("name", ["CLIPConfig", "SiglipConfig"])
+def test_images_are_of_the_size_that_the_part_for_them_states(name: str, tmp_path: Path) -> None:
+    getattr(transformers, name)(vision_config={"image_size": 32, "num_channels": 1}).save_pretrained(tmp_path)
+    facts = model_facts(recipe(str(tmp_path), task="image-classification"))
+    assert (facts.image_size, facts.num_channels) == (32, 1)
 
 
 def test_facts_of_a_module() -> None:

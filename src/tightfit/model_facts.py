@@ -66,7 +66,9 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
     positions = first("max_position_embeddings", "max_target_positions", "max_seq_len", default=-1)
     if getattr(text, "model_type", None) in OFFSET_POSITIONS:
         positions -= first("pad_token_id", default=0) + 1
-    image_size = getattr(config, "image_size", None) or (224 if TASKS[recipe.task].reads == "images" else 0)
+    reads_images = TASKS[recipe.task].reads == "images"
+    vision = vision_config(config) if reads_images else config
+    image_size = getattr(vision, "image_size", None) or (224 if reads_images else 0)
     if not isinstance(image_size, int):
         sides = set(image_size)
         if len(sides) != 1:
@@ -82,7 +84,7 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
         num_labels=recipe.num_labels or getattr(config, "num_labels", None) or 2,
         max_positions=positions if positions > 0 else None,
         image_size=image_size,
-        num_channels=getattr(config, "num_channels", 3),
+        num_channels=getattr(vision, "num_channels", 3),
         pad_token_id=pad,
         decoder_start_token_id=first("decoder_start_token_id", "bos_token_id", default=pad, parts=tokens),
     )
@@ -91,6 +93,11 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
 def text_config(config: Any) -> Any:
     """The part of a model's configuration that is about its text; all of it where it has no such part."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def vision_config(config: Any) -> Any:
+    """The part of a model's configuration that is about its images; all of it where it has no such part."""
+    return getattr(config, "vision_config", None) or config
 
 
 def attention_dropout(config: Any) -> str | None:

@@ -38,13 +38,20 @@ def _names(profiler: torch.autograd.profiler.profile | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(event.name() for event in (results.events() if results else ())))
 
 
+def check_shapes(build: Build, batch: TensorBatch, outputs: Tensor) -> None:
+    """Compare the shape of a model's outputs with that of the labels, whose values a plan does not have. Raises
+    ModelError."""
+    if outputs.shape[:-1] != batch.labels.shape:
+        shape = (*outputs.shape[:-1], build.loss.classes(build, outputs))
+        raise ModelError(f"model: {type(build.model).__name__} gives logits of shape {shape}; labels of shape "
+                         f"{tuple(batch.labels.shape)} need one row of logits each")
+
+
 def check_outputs(build: Build, batch: TensorBatch, outputs: Tensor) -> None:
     """Compare a model's first outputs with the labels. Raises ModelError."""
+    check_shapes(build, batch, outputs)
     name = type(build.model).__name__
     classes, largest = build.loss.classes(build, outputs), int(batch.labels.max())
-    if outputs.shape[:-1] != batch.labels.shape:
-        raise ModelError(f"model: {name} gives logits of shape {(*outputs.shape[:-1], classes)}; labels of shape "
-                         f"{tuple(batch.labels.shape)} need one row of logits each")
     if largest >= classes:
         raise ModelError(f"model: {name} gives {classes} logits, and the data has the label {largest}; write "
                          "vocab_size or num_labels to match the model")

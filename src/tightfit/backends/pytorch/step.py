@@ -18,7 +18,7 @@ from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import determinism_guard, memory_guard, model_guard
 from tightfit.backends.pytorch.experts import Routing, may_route
 from tightfit.backends.pytorch.generation import generate
-from tightfit.backends.pytorch.inspection import check_outputs, compile_seconds, op_names
+from tightfit.backends.pytorch.inspection import check_outputs, check_shapes, compile_seconds, op_names
 from tightfit.backends.pytorch.models import active_parameters, parameter_count
 from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep
 from tightfit.backends.pytorch.sharding import full_tensor, is_on_drive, local_shard
@@ -45,7 +45,7 @@ class Step:
 
     def __init__(self, build: Build, *, watch: Watch | None = None, inspect: bool = True) -> None:
         """watch: called with each phase as it begins. inspect: whether to look into the first forward pass, and to
-        raise what the model's own code raises as a ModelError."""
+        raise what the model's own code raises as a ModelError; without it shapes alone are compared."""
         assert build.update_factory is not None
         self.build = build
         self.watch = watch
@@ -143,7 +143,7 @@ class Step:
             self.attention_kernels = tuple(kernel_names(names()))
             self.experts_functions = self.routing.function_names(names())
         else:
-            self._loss = self._training_loss(batch, None)
+            self._loss = self._training_loss(batch, None if self._explains else check_shapes)
         return self._loss.detach()
 
     def _training_loss(self, batch: TensorBatch, check: Check | None) -> Tensor:

@@ -154,3 +154,16 @@ def test_a_model_that_cannot_be_traced_is_refused_by_its_op():
     })
     with pytest.raises(ModelError, match="nonzero"):
         prediction.predict(recipe.override(attention="sdpa"), CPU, Counting())
+
+
+class Shorter(Own):
+    """Logits of all tokens but the first."""
+
+    def forward(self, input_ids):
+        return super().forward(input_ids)[:, 1:]
+
+
+def test_logits_of_another_shape_than_the_labels_are_refused():
+    recipe = Recipe.from_dict({**PLAIN, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8})
+    with pytest.raises(ModelError, match=r"Shorter gives logits of shape \(2, 7, 96\); labels of shape \(2, 8\) need"):
+        prediction.predict(recipe, CPU, Shorter(nn.Identity()))
