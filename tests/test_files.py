@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
-from tightfit.files import write_atomically
+from tightfit.errors import CheckpointError
+from tightfit.files import WRITING, final_path, remove_unfinished, replacing_folder, system_errors, write_atomically
 
 
 def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
@@ -33,3 +36,73 @@ def test_what_is_no_file_stays(tmp_path: Path) -> None:
             write_atomically(path, "text")
     assert pipe.is_fifo()
     assert [*tmp_path.iterdir()] == [pipe]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    for name in ("first", "second"):
+        with replacing_folder(model) as writing:
+            assert final_path(writing / "base" / "file") == model / "base" / "file"
+            (writing / "base").mkdir()
+            (writing / "base" / name).write_text(name)
+            assert contents(model) == ({} if name == "first" else {"base/first": "first"})
+        assert contents(tmp_path) == {f"model/base/{name}": name}
+
+
+def write_cut(model: Path) -> None:
+    with replacing_folder(model) as writing:
+        (writing / "new").write_text("cut")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    for before in ({}, {"old": "whole"}):
+        for name, text in before.items():
+            model.mkdir()
+            (model / name).write_text(text)
+        with pytest.raises(OSError, match="model") as found:
+            write_cut(model)
+        assert found.value.errno == errno.ENOSPC
+        assert [path.name for path in tmp_path.iterdir()] == (["model"] if before else [])
+        assert contents(model) == before
+
+
+def test_a_folder_that_a_kill_left_aside_has_its_name_again(tmp_path: Path) -> None:
+    aside, cut = tmp_path / f".model.before{WRITING}", tmp_path / f".model.1{WRITING}"
+    for folder in (aside, cut):
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+    remove_unfinished(tmp_path / "model")
+    assert contents(tmp_path) == {"model/file": aside.name}
+
+
+def test_a_file_where_a_folder_goes_stays(tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("text")
+    with pytest.raises(OSError, match="it is no folder"), replacing_folder(tmp_path / "model"):
+        pytest.fail("nothing is to be written")
+    assert contents(tmp_path) == {"model": "text"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_full_disk_under_a_tokenizer_is_the_systems_error() -> None:
+    from tokenizers import Tokenizer, models
+
+    with pytest.raises(OSError, match="No space left") as found, system_errors():
+        Tokenizer(models.BPE()).save("/dev/full")
+    assert found.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize(("raised", "number"), [
+    (SafetensorError('IoError(Os { code: 13, kind: PermissionDenied, message: "Permission denied" })'), errno.EACCES),
+    (SafetensorError("header too large"), None),
+    (CheckpointError("cannot be written: No space left on device (os error 28)"), None),
+])  # fmt: skip
+def test_only_the_systems_errors_are_made_so(raised: Exception, number: int | None) -> None:
+    with pytest.raises(type(raised) if number is None else OSError) as found, system_errors():
+        raise raised
+    assert getattr(found.value, "errno", None) == number

@@ -1,17 +1,41 @@
-"""Files that are whole or not there: written under a temporary name, which then takes the place of the real one."""
+"""Files and folders that are whole or not there: written under a temporary name, which then takes the place of the
+real one."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import re
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+
+from tightfit.errors import TightfitError, one_line
 
 WRITING = ".writing"
 """Suffix of the name of what is not yet whole; where a process was killed, it stays."""
+SYSTEM_ERROR = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
+"""The number of the system's error in the messages of libraries written in Rust."""
+
+
+@contextmanager
+def system_errors() -> Iterator[None]:
+    """Context that writes files. Raises OSError, with its number, also where a library such as `tokenizers` or
+    `safetensors` raises an exception of its own for what the system says."""
+    try:
+        yield
+    except (OSError, TightfitError):
+        raise
+    except Exception as error:
+        found = SYSTEM_ERROR.search(str(error))
+        if found is None:
+            raise
+        number = int(found[1] or found[2])
+        raise OSError(number, one_line(error), None, number) from error  # the last is the number's meaning on Windows
 
 
 @contextmanager
@@ -37,11 +61,66 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder to fill; it takes the place of `path`, and of all that this holds, once all of it is there, or
+    is removed. Raises OSError that names `path`."""
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if path.exists() and not path.is_dir():
+        raise OSError(errno.ENOTDIR, "it is no folder", str(path))
+    temporary, before = path.with_name(f".{path.name}.{os.getpid()}{WRITING}"), _put_aside(path)
+    try:
+        with system_errors():
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            yield temporary
+            for inside in (*temporary.rglob("*"), temporary):
+                flush(inside)
+            if path.exists():  # no system replaces a folder that holds anything
+                path.rename(before)
+            temporary.rename(path)
+            flush(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    finally:
+        remove_unfinished(path)
+
+
+def final_path(path: Path) -> Path:
+    """What becomes of a path inside a folder that `replacing_folder` fills, once that is whole; any other as it is."""
+    parts = [part[1:].rsplit(".", 2)[0] if part.startswith(".") and part.endswith(WRITING) else part
+             for part in path.parts]
+    return Path(*parts)
+
+
+def _put_aside(path: Path) -> Path:
+    """The name of a folder while another one takes its place."""
+    return path.with_name(f".{path.name}.before{WRITING}")
+
+
+def flush(path: Path) -> None:
+    """Have a file or folder written to the disk itself."""
+    if os.name == "nt" and path.is_dir():  # which knows no such thing
+        return
+    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def remove_unfinished(path: Path) -> None:
-    """Remove what processes that were killed left of a file, where nobody else may write it."""
-    for left in path.parent.glob(f".{path.name}.*{WRITING}"):
-        with suppress(OSError):
-            left.unlink()
+    """Remove what processes that were killed left of a file or folder, where nobody else may write it. A folder that
+    was put aside for one that never came has its name again."""
+    with suppress(OSError):
+        if not path.exists():
+            _put_aside(path).rename(path)
+    for left in path.parent.glob(f".{escape(path.name)}.*{WRITING}"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                left.unlink()
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -117,6 +117,7 @@ def run(step: FakeStep, folder: Path, listener: Any = None, source: Source | Non
     recipe = Recipe.from_dict({"max_steps": 6, "logging_steps": 2, **values})
     place = RunFolder(folder)
     folder.mkdir(exist_ok=True)
+    place.write_recipe(recipe)
     found = checkpoints.newest(place.checkpoints, lambda text: None)
     with MetricsLog(recipe, folder, found.step if found else 0) as log:
         loop = TrainingLoop(recipe, step, source or Source(), list, place, log, listener or Listener(),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, ViTImageProcessorPil
 
 from tests.training.test_best import Said
-from tightfit.errors import DataError
+from tightfit.errors import CheckpointError, DataError
+from tightfit.training import trainer
 from tightfit.training.listeners import LastingConsole, Terminal
 from tightfit.training.trainer import Trainer
 
@@ -33,6 +37,10 @@ def test_the_end_says_how_the_model_is_loaded(tiny):
 def test_an_adapter_loads_with_peft_and_our_own_transformer_with_neither(tiny, tmp_path):
     (line,) = told_of({**tiny, "trainable": "lora"})
     assert "the adapter loads with peft: AutoPeftModelForCausalLM.from_pretrained(" in line
+    model = Path(tiny["output_dir"]) / "model"
+    named = json.loads((model / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert Path(named) == (model / "base").resolve()
+    assert AutoModelForCausalLM.from_pretrained(named).config.vocab_size == 128
     sizes = {"hidden_size": 32, "num_layers": 1, "head_dim": 16, "num_heads": 2, "num_outputs": 128}
     ours = {**tiny, "model": "transformer-156m", "model_overrides": sizes, "output_dir": str(tmp_path / "ours")}
     assert told_of(ours) == []
@@ -80,3 +88,34 @@ def test_labels_that_are_all_ignored_end_the_run_before_it_begins(tiny):
     rows = [{"input_ids": [1, 2, 3], "labels": [-100] * 3}] * 20
     with pytest.raises(DataError, match="there is nothing to learn"):
         Trainer("gpt2", tiny, rows).train()
+
+
+def test_a_disk_that_fills_up_as_the_model_is_written_leaves_the_one_before(tiny, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = Path(tiny["output_dir"])
+    finish = trainer.finish_model
+    for steps, before in ((4, None), (6, b"earlier")):
+        monkeypatch.setattr(trainer, "finish_model", full)
+        with pytest.raises(CheckpointError, match=r"model.*Free some space, or write output_dir="):
+            Trainer(recipe={**tiny, "max_steps": steps}).train()
+        assert not [*run.glob(".model*")]
+        written = run / "model" / "model.safetensors"
+        assert (written.read_bytes() if written.exists() else None) == before
+        monkeypatch.setattr(trainer, "finish_model", finish)
+        Trainer(recipe={**tiny, "max_steps": steps}).train()
+        assert written.read_bytes() != before
+        written.write_bytes(b"earlier")
+
+
+@pytest.mark.parametrize("save_steps", [1, 100])
+def test_a_folder_that_is_removed_while_the_run_writes_into_it_is_said(tiny, save_steps):
+    class Removing(Said):
+        def stepped(self, step, loss, per_second):
+            if step == 2:
+                shutil.rmtree(tiny["output_dir"])
+
+    with pytest.raises(CheckpointError, match=r"output_dir: .*run was removed while the run wrote into it"):
+        Trainer(recipe={**tiny, "save_steps": save_steps}, listener=Removing()).train()
+    assert not Path(tiny["output_dir"], "model").exists()

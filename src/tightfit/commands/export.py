@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tightfit.errors import RecipeError, one_line
+from tightfit.files import replacing_folder
 from tightfit.training.run_folder import MODEL, RECIPE, RunFolder
 
 MERGED = "merged"
@@ -42,20 +43,13 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
     from tightfit.backends.pytorch.merge import merge as merged  # torch takes seconds
 
     console = Console(soft_wrap=True)
-    writing = target.with_name(f".{target.name}.writing")
     try:
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.mkdir(parents=True)
-        for note in merged(recipe, adapter, writing):
-            console.print(f"note: {note}", markup=False)
-        for file in adapter.iterdir():  # the tokenizer's, and what else a model is read with
-            if file.is_file() and not file.name.startswith(NOT_COPIED):
-                shutil.copy(file, writing / file.name)
-        if target.exists():  # an empty folder, which Windows does not replace
-            target.rmdir()
-        writing.replace(target)
+        with replacing_folder(target) as writing:
+            for note in merged(recipe, adapter, writing):
+                console.print(f"note: {note}", markup=False)
+            for file in adapter.iterdir():  # the tokenizer's, and what else a model is read with
+                if file.is_file() and not file.name.startswith(NOT_COPIED):
+                    shutil.copy(file, writing / file.name)
     except (OSError, SafetensorError) as error:
         raise RecipeError(f"--output: {target} cannot be written: {one_line(error)}; write another folder") from None
-    finally:
-        shutil.rmtree(writing, ignore_errors=True)
     console.print(f"merged model: {target}", markup=False)

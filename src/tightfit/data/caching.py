@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tightfit.errors import DataError
-from tightfit.files import digest
+from tightfit.files import digest, system_errors
 
 Read = TypeVar("Read")
 
@@ -43,7 +43,8 @@ def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Re
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             made = Path(temporary) / folder.name
             made.mkdir()
-            fill(made)
+            with system_errors():
+                fill(made)
             try:
                 made.replace(folder)
             except OSError:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tightfit.data.caching import files_digest
 from tightfit.errors import DataError, one_line
-from tightfit.files import digest, write_atomically
+from tightfit.files import digest, system_errors, write_atomically
 from tightfit.system import cores
 from tightfit.tasks import Array
 
@@ -187,7 +187,7 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
     if end is None:
         raise DataError(f"tokenizer: {name} has neither an eos_token nor a sep_token to end a document with; "
                         "set one in its tokenizer_config.json")
-    with tempfile.TemporaryDirectory() as saved:
+    with tempfile.TemporaryDirectory() as saved, system_errors():
         backend.save_pretrained(saved)
         files = sorted(path for path in Path(saved).rglob("*") if path.is_file())
         fingerprint = files_digest((path.relative_to(saved).as_posix(), path) for path in files)

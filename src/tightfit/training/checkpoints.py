@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.errors import CheckpointError, one_line
+from tightfit.files import flush, system_errors
 from tightfit.tasks import IGNORE, Array
 
 MANIFEST = "checkpoint.json"
@@ -45,23 +45,23 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        meta = write(temporary)
+        with system_errors():
+            meta = write(temporary)
         files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in temporary.iterdir()}
         manifest = {"step": step, "loop": loop, "files": files, "meta": meta}
         written = json.dumps({"checkpoint": manifest, "crc32": _manifest_crc32(manifest)})
         (temporary / MANIFEST).write_text(written, "utf-8")
         for path in (*temporary.iterdir(), temporary):
-            _flush(path)
+            flush(path)
         temporary.rename(final)
-        _flush(parent)
-    except Exception as error:
+        flush(parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint of step {step} could not be written to {parent}: {one_line(error)}; "
+            f"older checkpoints are untouched. {FREE_SPACE}"
+        ) from None
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) or "os error" in str(error) or "No space left" in str(error):
-            raise CheckpointError(
-                f"the checkpoint of step {step} could not be written to {parent}: {one_line(error)}; "
-                f"older checkpoints are untouched. {FREE_SPACE}"
-            ) from None
-        raise
     return final
 
 
@@ -150,13 +150,3 @@ def _crc32(path: Path) -> int:
         while chunk := file.read(1 << 22):
             value = zlib.crc32(chunk, value)
     return value
-
-
-def _flush(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():  # which knows no such thing
-        return
-    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

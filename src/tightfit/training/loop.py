@@ -288,6 +288,7 @@ class TrainingLoop:
         if self.world.rank:
             self.step.save(self.folder.checkpoints)
         else:
+            self.folder.require_kept()
             checkpoints.save(self.folder.checkpoints, step, self.step.save, loop)
             self._prune()
         self._saved_at = step

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightfit.errors import RecipeError
+from tightfit.errors import CheckpointError, RecipeError
 from tightfit.files import WRITING, remove_unfinished, write_atomically
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import read_yaml, to_yaml
@@ -50,7 +50,7 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise RecipeError(f"output_dir: {folder} cannot be written ({error.strerror or error}: {error.filename}); "
                               "write output_dir=... elsewhere") from None
-        for name in (RECIPE, METRICS, SUMMARY, PLAN):
+        for name in (RECIPE, METRICS, SUMMARY, PLAN, MODEL):
             remove_unfinished(folder / name)
         try:
             yield
@@ -130,6 +130,12 @@ class RunFolder:
                 f"output_dir: {self.path} is not empty (it holds {', '.join(others[:3])}); write output_dir=... "
                 "elsewhere, or remove it"
             )
+
+    def require_kept(self) -> None:
+        """Raises CheckpointError where the run's folder, or the recipe in it, was removed since the run began."""
+        if not (self.path / RECIPE).exists():
+            raise CheckpointError(f"output_dir: {self.path} was removed while the run wrote into it, for its {RECIPE} "
+                                  "is gone; run again, and leave the folder there")
 
     def write_recipe(self, recipe: Recipe) -> None:
         write_atomically(self.path / RECIPE, to_yaml(recipe.to_dict()))

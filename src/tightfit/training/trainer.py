@@ -16,6 +16,7 @@ from tightfit.backends.base import Backend
 from tightfit.backends.world import World
 from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
 from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, one_line
+from tightfit.files import replacing_folder
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import counted
@@ -230,18 +231,23 @@ class Trainer:
     def _finish(self, loop: TrainingLoop, session: Session, data: Prepared, began: float) -> Summary:
         """Write the model of a loop that ended, a sample of its text, and the summary."""
         step, folder, world, log = loop.step, loop.folder, loop.world, self.listener.message
-        with loop.saved_on_out_of_memory():
-            if loop.recipe.load_best_model_at_end:
-                from tightfit.training.best_checkpoint import load_best  # for these alone
+        model = folder.path / MODEL
+        if world.rank == 0:
+            folder.require_kept()
+        with nullcontext(model) if world.rank else replacing_folder(model) as written:
+            with loop.saved_on_out_of_memory():
+                if loop.recipe.load_best_model_at_end:
+                    from tightfit.training.best_checkpoint import load_best  # for these alone
 
-                load_best(step, loop.state, folder, world, log)
-            step.export(folder.path / MODEL, data.classes)
+                    load_best(step, loop.state, folder, world, log)
+                step.export(written, data.classes)
+            if world.rank == 0:
+                finish_model(written, loop.recipe, data, session)
         summary = summarize(session, step, data, loop.state, folder.path, began, world)
         if world.rank == 0:
-            finish_model(folder.path / MODEL, loop.recipe, data, session)
             folder.write_json(SUMMARY, summary.to_dict())
         summary = replace(summary, sample=sample_text(loop.recipe, step, data, log))
-        if how := loaded_by(folder.path / MODEL, loop.recipe):
+        if how := loaded_by(model, loop.recipe):
             log(how)
         return summary
 

@@ -17,6 +17,7 @@ from tightfit.backends.pytorch.saved_model import name_classes, save_model
 from tightfit.backends.pytorch.state import write_tensors
 from tightfit.backends.pytorch.techniques.adapters.layers import FACTORS, LINEAR, frozen_layers
 from tightfit.errors import CheckpointError, one_line, shown
+from tightfit.files import final_path
 from tightfit.tasks import TASKS
 
 CONFIG, TENSORS, BASE = "adapter_config.json", "adapter_model.safetensors", "base"
@@ -41,7 +42,7 @@ def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = No
             name_classes(build.model, classes)
             build.model.config.save_pretrained(folder)
     else:
-        named = str(base.resolve())
+        named = str(final_path(base.resolve()))
         save_model(build.model, base, classes)
     write_tensors(adapter_tensors(build.model), folder / TENSORS)
     technique: Any = build.recipe.trainable
