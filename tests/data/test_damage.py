@@ -93,6 +93,15 @@ def test_nothing_to_predict(task: str, packing: bool, tmp_path: Path) -> None:
         prepare(recipe(tmp_path, task=task, data={"source": str(path), "packing": packing}), FACTS)
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_texts_to_classify_that_are_all_empty(name: str, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / name, [{"text": "", "label": i % 2} for i in range(30)])
+    if name == "a.csv":
+        path.write_text("text,label\n" + "".join(f",{i % 2}\n" for i in range(30)))
+    with pytest.raises(DataError, match=r"there is no text to classify in the documents of .*: each is empty"):
+        prepare(recipe(tmp_path, task="sequence-classification", data=str(path)), FACTS)
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
 

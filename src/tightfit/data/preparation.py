@@ -159,11 +159,12 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
     if packed and tokens < recipe.seq_len:
         raise DataError(f"seq_len: {split.corpus.name} has {tokens:,} training tokens, fewer than one sequence of "
                         f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")
-    if not _something_to_predict(task, train, tokenizer):
+    if not _something_to_learn(task, train, tokenizer):
         why = "each is empty or holds special tokens only; write data=<documents with text>"
         if LEARNED in train.streams:
             why = "no assistant's turn and no completion holds any; write data=<rows where one does>"
-        raise DataError(f"data: there is no token to predict in the documents of {split.corpus.name}: {why}")
+        what = "text to classify" if task.predicts == "class" else "token to predict"
+        raise DataError(f"data: there is no {what} in the documents of {split.corpus.name}: {why}")
     samples = partial(_text_samples, recipe=recipe, facts=facts, tokenizer=tokenizer, packed=packed)
     held = evaluation if len(evaluation.streams[TEXT]) else None
     return Prepared(
@@ -188,14 +189,14 @@ def unlearned(learned: TokenStream | None, limit: int | None) -> int:
     return int((before[stops] == before[np.minimum(starts + 1, stops)]).sum())
 
 
-def _something_to_predict(task: Task, part: Part, tokenizer: Tokenizer) -> bool:
-    """Whether any token of the training documents can be a label."""
+def _something_to_learn(task: Task, part: Part, tokenizer: Tokenizer) -> bool:
+    """Whether any token of the training documents can be a label, or where they have classes, tells one."""
     train = part.streams[TEXT]
     if LEARNED in part.streams:
         return bool(part.streams[LEARNED].counts[1])
     if task.predicts == "next":  # a document's first token has none before it to be predicted from
         return len(train) > train.documents
-    if task.predicts == "hidden":
+    if task.predicts in ("hidden", "class"):
         return bool(np.delete(train.counts, list(tokenizer.special_ids)).any())
     return True
 

@@ -6,12 +6,13 @@ text. Every reader raises DataError, naming the file and where in it, for what i
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tightfit.errors import DataError, cut, one_line, shown
 
@@ -25,6 +26,16 @@ LEARNED = "learned"
 Wanted = Mapping[str, str]
 Row = tuple[Any, ...]
 Reader = Callable[[Path, Wanted], Iterator[Row]]
+
+
+CONVERTED = "convert it to UTF-8"
+BEGINNINGS = {
+    b"\x1f\x8b": ("compressed by gzip", "write the file that gunzip makes of it"),
+    codecs.BOM_UTF32_LE: ("text in UTF-32", CONVERTED),  # which begins as the next one does
+    codecs.BOM_UTF16_LE: ("text in UTF-16", CONVERTED),
+    codecs.BOM_UTF16_BE: ("text in UTF-16", CONVERTED),
+}
+"""What files with such first bytes are, whatever their names say, and what to do with them."""
 
 
 class MissingField(DataError):
@@ -87,23 +98,43 @@ def read_text(path: Path, wanted: Wanted) -> Iterator[Row]:
     yield (decode(path.read_bytes(), path),)
 
 
-def read_jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
-    """One JSON object a line; blank lines are passed over."""
+def read_json(path: Path, wanted: Wanted) -> Iterator[Row]:
+    """One JSON object a line, blank lines passed over; or one array of objects, which is read as a whole."""
     with path.open("rb") as file:
+        is_array = file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+        file.seek(0)
+        if is_array:
+            yield from _of_array(file, path, wanted)
+            return
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            origin = f"{path} line {number}"
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise DataError(f"data: {origin} is not an object such as " '{"text": ...}; write one a line')
-                values = pick(row, wanted, origin)
-                for value in values:
-                    str(value).encode()  # JSON can escape half of a character, which no encoding can write
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"data: {origin} is not JSON in UTF-8: {error}") from None
-            yield values
+            if line.strip():
+                origin = f"{path} line {number}"
+                yield _object(_parsed(line, origin), wanted, origin, "line")
+
+
+def _of_array(file: BinaryIO, path: Path, wanted: Wanted) -> Iterator[Row]:
+    for number, row in enumerate(_parsed(file.read(), f"{path}, which begins as an array,"), 1):
+        yield _object(row, wanted, f"{path} row {number}", "row")
+
+
+def _parsed(raw: bytes, origin: str) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"data: {origin} is not JSON in UTF-8: {error}") from None
+
+
+def _object(row: Any, wanted: Wanted, origin: str, unit: str) -> Row:
+    """The wanted values of a JSON object. unit: what the file has one object of."""
+    if not isinstance(row, dict):
+        raise DataError(f"data: {origin} is not an object such as " '{"text": ...}; write one a ' + unit)
+    values = pick(row, wanted, origin)
+    try:
+        for value in values:
+            str(value).encode()  # JSON can escape half of a character, which no encoding can write
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"data: {origin} is not JSON in UTF-8: {error}") from None
+    return values
 
 
 def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Row]:
@@ -164,9 +195,9 @@ def read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
 
 
 READERS: dict[str, Reader] = {
-    ".jsonl": read_jsonl,
-    ".ndjson": read_jsonl,
-    ".json": read_jsonl,
+    ".jsonl": read_json,
+    ".ndjson": read_json,
+    ".json": read_json,
     ".csv": read_csv,
     ".tsv": partial(read_csv, delimiter="\t"),
     ".parquet": read_parquet,
@@ -183,6 +214,11 @@ def read_file(path: Path, wanted: Wanted) -> Iterator[Row]:
     try:
         if path.stat().st_size == 0:
             raise DataError(f"data: {path} is empty")
+        with path.open("rb") as file:
+            first = file.read(max(map(len, BEGINNINGS)))
+        for beginning, (found, instead) in BEGINNINGS.items():
+            if first.startswith(beginning):
+                raise DataError(f"data: {path} is {found}; {instead}")
         empty = True
         for row in reader(path, wanted):
             empty = False
