@@ -28,6 +28,8 @@ _SMALL = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": POSITIONS, "pad_token_id": 0,
 }
+_ENCODER = {**{k: v for k, v in _SMALL.items() if k not in ("num_key_value_heads", "pad_token_id")},
+            "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _T5GEMMA = {**_SMALL, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 6, "attn_logit_softcapping": None}
 _MORE: dict[str, Any] = {
     "gemma2": lambda: transformers.Gemma2Config(**_SMALL, head_dim=8, sliding_window=6, attn_logit_softcapping=2.0),
@@ -66,6 +68,12 @@ _MORE: dict[str, Any] = {
         attention_probs_dropout_prob=0.0, activation_dropout=0.0, layerdrop=0.0,
     ),
     "mamba": lambda: transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1, state_size=4),
+    "ibert": lambda: transformers.IBertConfig(**_ENCODER, pad_token_id=1, type_vocab_size=2),
+    "mobilebert": lambda: transformers.MobileBertConfig(
+        **_ENCODER, embedding_size=16, intra_bottleneck_size=16, num_feedforward_networks=1),
+    "longformer": lambda: transformers.LongformerConfig(**_ENCODER, pad_token_id=1, attention_window=4),
+    "mra": lambda: transformers.MraConfig(**_ENCODER),
+    "big_bird": lambda: transformers.BigBirdConfig(**_ENCODER, attention_type="block_sparse", block_size=4),
     "umt5": lambda: transformers.UMT5Config(
         vocab_size=VOCAB, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4, dropout_rate=0.0,
         decoder_start_token_id=0,
@@ -74,7 +82,8 @@ _MORE: dict[str, Any] = {
         encoder=_T5GEMMA, decoder=_T5GEMMA, vocab_size=VOCAB, is_encoder_decoder=True,
     ),
 }
-MORE_TASKS = {"modernbert": "masked-lm", "umt5": "seq2seq", "t5gemma": "seq2seq"}
+MORE_TASKS = {**dict.fromkeys(("ibert", "mobilebert", "longformer", "mra", "big_bird"), "masked-lm"),
+              "modernbert": "masked-lm", "umt5": "seq2seq", "t5gemma": "seq2seq"}
 _AUTO = {"causal-lm": transformers.AutoModelForCausalLM, "masked-lm": transformers.AutoModelForMaskedLM,
          "seq2seq": transformers.AutoModelForSeq2SeqLM}
 INSIDE_FP32 = ("llama4", "gpt_neo", "gptj", "falcon")

@@ -21,7 +21,9 @@ from tightfit.models import TransformerConfig
 from tightfit.techniques.attention import Attention, Eager, Sdpa
 
 OURS = (*CAUSAL, *MASKED, "gemma2", "gemma3", "gpt_oss", "modernbert", "biogpt")
-OWN = ("gpt_neo", "gptj", "falcon")
+OWN = ("gpt_neo", "gptj", "falcon", "ibert")
+ROWS = ("mobilebert", "longformer", "mra", "big_bird")
+"""Encoders that mix, or choose, the tokens of a row by their places in it."""
 BOTH = (Eager(), Sdpa())
 
 
@@ -78,7 +80,7 @@ def test_the_bundled_transformer() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("name", ["bloom", "mamba", "bart", "deberta", "llama4"])
+@pytest.mark.parametrize("name", ["bloom", "mamba", "bart", "deberta", "llama4", *ROWS])
 def test_models_that_cannot_keep_documents_apart_say_so(name: str) -> None:
     import transformers
 

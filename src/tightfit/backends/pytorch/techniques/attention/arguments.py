@@ -32,6 +32,8 @@ HIDDEN_PATTERNS = re.compile(r"\b(?:create_chunked_causal_mask|(?:or|and)_mask_f
 READS_FOUR_DIMENSIONS = re.compile(r"\bcreate_(?:causal|bidirectional)_mask\(")
 COUNTS_THE_MASK = re.compile(r"cumsum\(attention_mask|attention_mask(?:\.\w+\(\))*\.cumsum")
 TOKEN_MIXER = re.compile(r"Mamba|SSM|DeltaNet|Recurrent|Rwkv|Lightning|LinearAttention")
+OWN_PATTERN = re.compile(r"Longformer|BlockSparse|Mra\w*Attention")
+"""Names of attention modules that choose pairs of tokens by their places in a row, and take no mask of pairs."""
 RELATIVE = re.compile(r"relative_attention_bias|rotary")
 RESTART = "write data.packing=false"
 
@@ -188,10 +190,12 @@ def position_arguments(model: nn.Module) -> Callable[[TensorBatch], dict[str, Te
 
 def packing_obstacle(model: nn.Module, way: Way) -> str | None:
     """The reason why the model cannot keep packed documents apart, as the rest of a sentence about it."""
-    for name, module in model.named_modules():
+    for name, module in list(model.named_modules())[1:]:  # a whole model is named after what it is made of
         wide = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
-        if wide or TOKEN_MIXER.search(type(module).__name__):
+        if wide or TOKEN_MIXER.search(type(module).__name__) or getattr(module, "trigram_input", False):
             return f"mixes the tokens of a row outside attention, in {name}"
+        if OWN_PATTERN.search(type(module).__name__):
+            return f"chooses which tokens of a row attend by their places in it, in {name}"
     if way == "padding":  # chunks, for one, are counted from the row's start, not the document's
         return "has attention patterns that count from the start of a row"
     if way == "flash" and not passes_arguments_on(model):
@@ -235,9 +239,9 @@ def _first_position(model: nn.Module) -> int:
     """The number of the first position, for explicit `position_ids`: RoBERTa's family counts from past the padding
     index."""
     for module in model.modules():
-        table = getattr(module, "position_embeddings", None)
-        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
-            return table.padding_idx + 1
+        padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
+        if padding is not None:
+            return int(padding) + 1
     return 0
 
 
