@@ -159,6 +159,18 @@ def test_the_first_step_has_all_micro_batches():
     assert found.ticks.tolist() == [2, 8, 11, 32, 38, 42, 48]
 
 
+def test_the_first_step_of_sweeps_is_as_it_was_traced():
+    """Micro-batches that go through each block together cannot run once more behind the first step's own."""
+    spans = [Span(name="step 1", start=0, stop=20, step=1), Span(name="forward", start=1, stop=4, step=1),
+             Span(name="backward", start=5, stop=9, step=1), Span(name="step 2", start=30, stop=60, step=2),
+             Span(name="forward", start=31, stop=34, step=2), Span(name="forward", start=35, stop=39, step=2),
+             Span(name="backward", start=41, stop=44, step=2), Span(name="backward", start=45, stop=49, step=2)]
+    trace = trace_of((2, 22, 300 * MIB), (36, 48, 400 * MIB))
+    assert replay(trace).peak_allocated == 400 * MIB
+    trace.spans = spans
+    assert replay(trace).peak_allocated == 400 * MIB
+
+
 def global_batch(seed: int, micro_batches: int, layers: int = 4) -> Trace:
     """Two steps of a model whose layers keep activations and add up gradients, of random sizes."""
     random = np.random.default_rng(seed)

@@ -141,10 +141,13 @@ def _events(trace: Trace) -> list[Event]:
 
 
 def _with_whole_first_step(events: list[Event], trace: Trace) -> list[Event]:
-    """The events with the further micro-batches of the second step in the first, behind its own."""
+    """The events with the further micro-batches of the second step in the first, behind its own; where all go through a
+    block before the next one, and so hold its weights together, the events as they are."""
     passes = {(name, step): sorted((s for s in trace.spans if s.name == name and s.step == step), key=lambda s: s.start)
               for name in ("forward", "backward") for step in (1, 2)}
     if len(passes["forward", 2]) < 2 or len(passes["backward", 1]) != 1:
+        return events
+    if passes["forward", 2][1].start < passes["backward", 2][0].start:
         return events
     start, stop = passes["forward", 2][1].start, passes["backward", 2][-1].stop
     inside = [event for event in events if start <= event[0] < stop]
