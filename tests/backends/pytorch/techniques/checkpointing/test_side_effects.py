@@ -35,6 +35,7 @@ class Normed(nn.Module):
         self.linear, self.batch = nn.Linear(8, 8), nn.BatchNorm1d(16)
         self.instance = nn.InstanceNorm1d(16, track_running_stats=True)
         self.register_buffer("ever", torch.zeros(()))
+        self.constant: Tensor
         self.register_buffer("constant", torch.ones(8))
 
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
