@@ -53,6 +53,8 @@ def parse_technique(slot: str, value: Any) -> Technique | str:
         short = dict(SHORT_FORMS[slot, name])
         name, knobs = short.pop("name"), {**short, **knobs}
     if name not in variants:
+        if reason := VARIANTS[slot][0].unserved.get(name):
+            raise RecipeError(f"{slot}: {name!r} is not to be had yet: {reason}")
         choices = [*variants, *(short for where, short in SHORT_FORMS if where == slot)]
         raise RecipeError(_unknown(slot, name, choices))
     try:

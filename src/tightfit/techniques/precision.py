@@ -21,6 +21,13 @@ class Precision(Technique):
     """The format of matrix products, where they have one of several that of the blocks' linear layers."""
     loss_scaling: ClassVar[bool] = False
     """Whether losses are scaled up, so that a step whose gradients overflow is skipped."""
+    unserved: ClassVar[Mapping[str, str]] = {
+        "mxfp8": "its kernels are made for data-center Blackwell alone, and torchao has them as a prototype; write "
+                 "precision=fp8",
+        "nvfp4": "its kernels are made for Blackwell alone, and torchao has training in it as a prototype; write "
+                 "precision=fp8",
+    }
+
     hf_flag: ClassVar[str | None] = None
     """The argument of Hugging Face's TrainingArguments that turns it on; empty where none has to, None where none can.
     """

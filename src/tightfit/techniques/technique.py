@@ -50,6 +50,8 @@ class Technique:
     """Value of that field; the slot's own name where it has one variant that needs none."""
     may_be_auto: ClassVar[bool] = True
     """Whether a slot's field may say `auto`."""
+    unserved: ClassVar[Mapping[str, str]] = {}
+    """Of a slot: names that people look for and no variant has, each with the reason and what to write instead."""
     exact: ClassVar[Exactness] = "bitwise"
     tolerance: ClassVar[float] = 0.0
     """For `changes`: how far above fp32 AdamW's the held-out loss may end in `benchmarks/convergence.py`, in nats."""
