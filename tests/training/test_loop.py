@@ -23,10 +23,10 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, GlobalBatch, MicroBatch, global_batch_of
 from tightfit.training import checkpoints
 from tightfit.training.listeners import Listener
-from tightfit.training.loop import SKIPS_IN_A_ROW, TrainingLoop
+from tightfit.training.loop import TrainingLoop
 from tightfit.training.metrics_log import MetricsLog
 from tightfit.training.run_folder import RunFolder
-from tightfit.training.state import Interval
+from tightfit.training.state import SKIPS_IN_A_ROW, Interval
 
 
 class Source:

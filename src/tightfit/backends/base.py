@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,8 +109,11 @@ class Step(Protocol):
     def held_memory(self) -> dict[str, int]:
         """Bytes of the device's memory by what holds them, the most first; empty where that is not known."""
 
-    def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[Any]:
-        """The global batches from `start` up to, not including, `stop`, prepared ahead as the recipe's loading says."""
+    def global_batches(
+        self, source: GlobalBatchSource, start: int, stop: int, workers: int | None = None
+    ) -> Generator[Any]:
+        """The global batches from `start` up to, not including, `stop`, prepared ahead as the recipe's loading says.
+        workers: in place of the recipe's."""
 
     def __call__(self, global_batch: Any, learning_rate: float) -> PendingResult:
         """Learn from one of `global_batches`' global batches."""

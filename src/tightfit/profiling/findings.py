@@ -19,13 +19,12 @@ from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import ProfiledStep, block_name, steps_of
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
+from tightfit.techniques.loading import enough_workers
 from tightfit.trace import FUSED_PREFIX, Allocation, Category, Phase
 from tightfit.trace.file import sampling_notes
 
 WORTH_SAYING = 0.01
 """Plain steps differ by as much: below it a finding is noise."""
-TRIED_WORKERS = 4
-"""Worker processes that are tried where there are fewer."""
 ROOM = 0.5
 """Share of a device's memory below which there may be room for every activation."""
 MERGED = ("_to_copy", "copy_", "clone", "contiguous", "cat")
@@ -105,13 +104,11 @@ def _data(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
         return
     written = profile.recipe.loading.workers
     now = written if isinstance(written, int) else WORKERS[profile.device.kind]
-    workers = max(TRIED_WORKERS, 2 * now)
-    preparing = waits if not now else now * whole  # of one batch: workers that are too slow are always at it
-    left = max(preparing / workers - (whole - waits), 0.0)
+    workers = text.counted(max(enough_workers(waits, whole, now), now + 1), "worker")
     yield Finding(
         share=waits / whole, sentence=f"{text.percent(waits / whole)} of the step waits for data",
-        change=f"loading.workers={workers}", seconds=max((waits - left) / whole, 0.0),
-        derived=f"{workers} workers prepare batches while the step runs; the wait that remains was taken off")
+        change=f"loading.workers={workers.split()[0]}", seconds=waits / whole,
+        derived=f"{workers} would prepare batches while the step runs, each on a core of its own")
 
 
 def _padding(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:

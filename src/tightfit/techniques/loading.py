@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -23,7 +24,8 @@ class Loading(Technique):
     memory: ClassVar[str] = "none on the device; each worker holds its prefetched global batches in host memory"
 
     workers: Annotated[int, Field(ge=0), at_most(1024), NUMBER] | Literal["auto"] = "auto"
-    """Worker processes; 0 prepares global batches in the training process; auto is 0 on the CPU and 2 on a GPU."""
+    """Worker processes; 0 prepares global batches in the training process; auto begins with 0 on the CPU and 2 on a
+    GPU, and goes on with as many as keep steps from waiting for data."""
     pin_memory: bool = True
     """Copy global batches from page-locked host memory (CUDA devices only; no effect on the CPU)."""
     prefetch: Annotated[int, Field(ge=1), at_most(1024), NUMBER] = 2
@@ -49,3 +51,10 @@ class Loading(Technique):
     @classmethod
     def representative_settings(cls) -> list[Self]:
         return [cls(workers=0), cls(workers=2), cls(workers=2, pin_memory=False)]
+
+
+def enough_workers(waited: float, seconds: float, now: int) -> int:
+    """Data workers with which steps no longer wait. seconds: that steps take, or one does, with `now` of them; waited:
+    the part of it spent waiting for data."""
+    preparing = now * seconds if now else waited  # workers that are too slow are always at it
+    return math.ceil(round(preparing / max(seconds - waited, 1e-9), 3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,20 +15,26 @@ from tightfit.errors import CheckpointError, OutOfMemory, forget_frames
 from tightfit.metrics import evaluation_metrics, metrics_of, metrics_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, GlobalBatch
+from tightfit.text import percent
 from tightfit.training import checkpoints
+from tightfit.training.data_workers import DataWorkers
 from tightfit.training.listeners import Listener
 from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate, length_field
-from tightfit.training.state import DispatchedStep, Interval, OutOfMemoryInLoop, TrainerState, not_finite
+from tightfit.training.state import (
+    DispatchedStep,
+    FiniteCheck,
+    Interval,
+    OutOfMemoryInLoop,
+    TrainerState,
+    not_finite,
+)
 from tightfit.training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from tightfit.profiling.measure import RunProfile
     from tightfit.training.best_checkpoint import Best
-
-SKIPS_IN_A_ROW = 50
-"""So many steps skipped by loss scaling, one after the other, mean that it will not recover."""
 
 
 @dataclass
@@ -37,7 +42,7 @@ class TrainingLoop:
     """Runs a step over global batches until `recipe.max_steps`, or until asked to stop.
 
     Where a step's figures are still on their way, they are read after the next one was dispatched, so that a device
-    never waits for the host. mfu: that of so many tokens a second.
+    never waits for the host. mfu: that of so many tokens a second. workers: data workers, where their number is open.
     """
 
     recipe: Recipe
@@ -50,11 +55,12 @@ class TrainingLoop:
     profile: RunProfile | None = None
     world: World = ALONE
     mfu: Callable[[float], float] | None = None
+    workers: DataWorkers | None = None
     state: TrainerState = field(default_factory=TrainerState, init=False)
     _interval: Interval = field(default_factory=Interval, init=False)
     _saved_at: int | None = field(default=None, init=False)
     _evaluated_at: int | None = field(default=None, init=False)
-    _skips: int = field(default=0, init=False)
+    _finite: FiniteCheck = field(default_factory=FiniteCheck, init=False)
     _unlabelled: bool = field(default=False, init=False)
     best: Best | None = field(default=None, init=False)
 
@@ -103,6 +109,12 @@ class TrainingLoop:
                 if profile is not None and state.step == profile.at:
                     profile.keep()
                     self._restart_clock()
+                if self.workers is not None and (share := self.workers.raised()):
+                    self.listener.message(f"{percent(share)} of the time went into waiting for data: from step "
+                                          f"{state.step + 1} on loading.workers={self.workers.number}")
+                    global_batches.close()
+                    global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps,
+                                                              self.workers.number)
             if dispatched is not None:
                 self._record(dispatched)
             if not state.early_stopped and (asked := self._asked_to_stop(stop)):
@@ -172,7 +184,7 @@ class TrainingLoop:
                 pending, profiled = self.step(global_batch, rate), False
                 state.data_wait_seconds += waited
         state.step = number
-        return DispatchedStep(number, global_batch, pending, rate, profiled)
+        return DispatchedStep(number, global_batch, pending, rate, profiled, waited)
 
     def _restart_clock(self) -> None:
         self._mark, self._compiled = time.perf_counter(), self.step.compile_seconds
@@ -180,7 +192,8 @@ class TrainingLoop:
     def _record(self, dispatched: DispatchedStep) -> None:
         """Read a step's figures, check them, and write a line where one is due."""
         result = dispatched.pending.read()
-        self._check(dispatched, result)
+        self.state.skipped_steps += result.skipped
+        self._finite.check(dispatched, result, self.recipe)
         now, compiled = time.perf_counter(), self.step.compile_seconds
         seconds = max(now - self._mark - (compiled - self._compiled), 1e-9)
         self._mark, self._compiled = now, compiled
@@ -193,27 +206,14 @@ class TrainingLoop:
         if not dispatched.profiled:
             state.training_seconds += seconds
             interval.seconds += seconds
+            if self.workers is not None:
+                self.workers.add(dispatched.waited, seconds)
             for sums in (state, interval):
                 sums.samples += dispatched.global_batch.samples
                 sums.tokens += dispatched.global_batch.tokens
         self.listener.stepped(dispatched.number, result.loss.mean, interval.tokens / (interval.seconds or 1.0))
         if dispatched.number % self.recipe.logging_steps == 0 or dispatched.number == self.recipe.max_steps:
             self._write_line(dispatched, result)
-
-    def _check(self, dispatched: DispatchedStep, result: StepResult) -> None:
-        """Raises NonFiniteLoss where the step's loss or, without loss scaling to skip the step, its gradients are."""
-        what = None
-        if not math.isfinite(result.loss.sum):
-            what = f"the loss of step {dispatched.number} is {result.loss.sum}"
-        elif result.grad_norm is not None and not math.isfinite(result.grad_norm) and not result.skipped:
-            what = f"the gradients of step {dispatched.number} are not finite (norm {result.grad_norm})"
-        self._skips = self._skips + 1 if result.skipped else 0
-        self.state.skipped_steps += result.skipped
-        if self._skips >= SKIPS_IN_A_ROW:
-            what = f"loss scaling has skipped {self._skips} steps up to step {dispatched.number}: fp16 overflows"
-        if what is not None:
-            what += f" (batch: {dispatched.global_batch.origin}); nothing was saved since"
-            raise not_finite(what, self.recipe, "; or look at that batch")
 
     def _write_line(self, dispatched: DispatchedStep, result: StepResult) -> None:
         seen, self._interval = self._interval, Interval()

@@ -1,7 +1,8 @@
-"""Progress of a run, and sums of its steps."""
+"""Progress of a run, sums of its steps, and the check that its numbers are finite."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,16 +12,21 @@ from tightfit.backends.base import Metric, PendingResult, StepResult
 from tightfit.errors import NonFiniteLoss, OutOfMemory
 from tightfit.recipe import Recipe
 
+SKIPS_IN_A_ROW = 50
+"""So many steps skipped by loss scaling, one after the other, mean that it will not recover."""
+
 
 @dataclass(frozen=True)
 class DispatchedStep:
-    """A step that was dispatched and not yet read. profiled: whether its time is not the run's."""
+    """A step that was dispatched and not yet read. profiled: whether its time is not the run's. waited: seconds that
+    its global batch was waited for."""
 
     number: int
     global_batch: Any
     pending: PendingResult
     learning_rate: float
     profiled: bool
+    waited: float
 
 
 @dataclass
@@ -61,13 +67,6 @@ class OutOfMemoryInLoop(OutOfMemory):
     held: Mapping[str, int] = MappingProxyType({})
 
 
-def not_finite(what: str, recipe: Recipe, also: str = "") -> NonFiniteLoss:
-    """The error of a run whose numbers are not finite, with ways out."""
-    from tightfit.planning.suggestions import stability_suggestions
-
-    return NonFiniteLoss(f"{what}. Try {'; or '.join(stability_suggestions(recipe))}{also}")
-
-
 @dataclass
 class Interval:
     """Sums since the last line of metrics. metrics: sum and count of each that steps report beside their loss."""
@@ -106,3 +105,32 @@ class Interval:
         if self.skipped:
             found["skipped_steps"] = self.skipped
         return found
+
+
+@dataclass
+class FiniteCheck:
+    """The check of each step's figures. skips: steps that loss scaling has skipped since the last one that it did
+    not."""
+
+    skips: int = 0
+
+    def check(self, dispatched: DispatchedStep, result: StepResult, recipe: Recipe) -> None:
+        """Raise NonFiniteLoss where a step's loss or, without loss scaling to skip the step, its gradients are not."""
+        what = None
+        if not math.isfinite(result.loss.sum):
+            what = f"the loss of step {dispatched.number} is {result.loss.sum}"
+        elif result.grad_norm is not None and not math.isfinite(result.grad_norm) and not result.skipped:
+            what = f"the gradients of step {dispatched.number} are not finite (norm {result.grad_norm})"
+        self.skips = self.skips + 1 if result.skipped else 0
+        if self.skips >= SKIPS_IN_A_ROW:
+            what = f"loss scaling has skipped {self.skips} steps up to step {dispatched.number}: fp16 overflows"
+        if what is not None:
+            what += f" (batch: {dispatched.global_batch.origin}); nothing was saved since"
+            raise not_finite(what, recipe, "; or look at that batch")
+
+
+def not_finite(what: str, recipe: Recipe, also: str = "") -> NonFiniteLoss:
+    """The error of a run whose numbers are not finite, with ways out."""
+    from tightfit.planning.suggestions import stability_suggestions
+
+    return NonFiniteLoss(f"{what}. Try {'; or '.join(stability_suggestions(recipe))}{also}")

@@ -21,6 +21,7 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import counted
 from tightfit.training import checkpoints
+from tightfit.training.data_workers import data_workers
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.loop import TrainingLoop
 from tightfit.training.metrics_log import MetricsLog, NullMetricsLog, require_trackers
@@ -201,11 +202,11 @@ class Trainer:
             profile.begin(step, first_step, tuple(build.notes))
         metrics = NullMetricsLog() if world.rank else MetricsLog(recipe, folder.path, first_step)
         with build.process_settings(), closing(step), metrics as log:
-            part = (world.rank, world.size)
             loop = TrainingLoop(
-                recipe, step, source,
-                None if evaluation is None else lambda: evaluation_global_batches(evaluation, recipe, part),
+                recipe, step, source, None if evaluation is None else
+                lambda: evaluation_global_batches(evaluation, recipe, (world.rank, world.size)),
                 folder, log, self.listener, profile, world, session.utilization(),
+                data_workers(self.recipe, recipe, world),
             )
             if found is not None:
                 self._resume(loop, found, before, carried)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -66,10 +66,15 @@ def _arrays(batch: MicroBatch) -> dict[str, Array]:
     return {name: array.astype(array_dtype(name)) for name, array in found.items()}
 
 
-def global_batches(build: Build, source: GlobalBatchSource, start: int, stop: int) -> Iterator[ArrayGlobalBatch]:
-    """The global batches from `start` up to, not including, `stop`, prepared ahead as the recipe's loading says."""
-    workers, prefetch = build.recipe.loading.workers, build.recipe.loading.prefetch
-    assert workers != "auto", "resolve the recipe first"
+def global_batches(
+    build: Build, source: GlobalBatchSource, start: int, stop: int, workers: int | None = None
+) -> Generator[ArrayGlobalBatch]:
+    """The global batches from `start` up to, not including, `stop`, prepared ahead as the recipe's loading says.
+    workers: threads in place of the recipe's."""
+    prefetch = build.recipe.loading.prefetch
+    if workers is None:
+        assert build.recipe.loading.workers != "auto", "resolve the recipe first"
+        workers = build.recipe.loading.workers
     if not workers:
         for number in range(start, stop):
             yield stack_micro_batches(source.global_batch(number), build.micro_batches, build.rows)

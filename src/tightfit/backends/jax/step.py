@@ -4,7 +4,7 @@ batch."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -120,8 +120,10 @@ class Step:
             loss, count, correct = loss + float(found[0]), count + whole.count, correct + int(found[1])
         return Evaluation(loss=Total(loss, count), correct=correct)
 
-    def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[ArrayGlobalBatch]:
-        return global_batches(self.build, source, start, stop)
+    def global_batches(
+        self, source: GlobalBatchSource, start: int, stop: int, workers: int | None = None
+    ) -> Generator[ArrayGlobalBatch]:
+        return global_batches(self.build, source, start, stop, workers)
 
     def generate(self, prompt: Sequence[int], new_tokens: int, temperature: float, seed: int) -> list[int]:
         """Without a cache, by one program for every length: each token is sampled from the last `seq_len`.

@@ -34,7 +34,7 @@ Context = Callable[[], AbstractContextManager[Any]]
 MaskArguments = Callable[[TensorBatch], dict[str, Any]]
 OptimizerFactory = Callable[[nn.Module], Optimizer]
 CompileBackend = Callable[[str, str], Any]
-GlobalBatches = Callable[[GlobalBatchSource, int, int], Iterator[TensorGlobalBatch]]
+GlobalBatches = Callable[[GlobalBatchSource, int, int, int | None], Iterator[TensorGlobalBatch]]
 GradientSync = Callable[[bool], AbstractContextManager[Any]]
 
 

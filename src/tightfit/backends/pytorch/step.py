@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -200,13 +200,15 @@ class Step:
         total, counted, correct = build.world.all_reduce_sum([loss.item(), count, tally.correct.item()])
         return Evaluation(loss=Total(total, int(counted)), correct=int(correct), by_class=tally.by_class)
 
-    def global_batches(self, source: GlobalBatchSource, start: int, stop: int) -> Iterator[TensorGlobalBatch]:
+    def global_batches(
+        self, source: GlobalBatchSource, start: int, stop: int, workers: int | None = None
+    ) -> Generator[TensorGlobalBatch]:
         assert self.build.global_batches is not None
         world = self.build.world
         if world.size == 1:
-            yield from self.build.global_batches(source, start, stop)
+            yield from self.build.global_batches(source, start, stop, workers)
             return
-        for part in self.build.global_batches(source.shard(world.rank, world.size), start, stop):
+        for part in self.build.global_batches(source.shard(world.rank, world.size), start, stop, workers):
             count, samples, tokens = world.all_reduce_sum([part.count, part.samples, part.tokens])
             yield replace(part, count=int(count), samples=int(samples), tokens=int(tokens))
 

@@ -67,7 +67,7 @@ def _train(recipe: Recipe, device: Device, meter: Meter) -> Timings:
     global_batches = loading(recipe.loading, build).global_batches
     assert global_batches is not None
     meter.start()
-    for step, global_batch in enumerate(global_batches(data, 0, meter.total), 1):
+    for step, global_batch in enumerate(global_batches(data, 0, meter.total, None), 1):
         total = torch.zeros((), device=build.torch_device)
         for batch in global_batch.micro_batches:
             with torch.autocast(device.kind, dtype, enabled=dtype is not None):

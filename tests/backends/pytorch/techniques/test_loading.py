@@ -55,7 +55,7 @@ def build(tiny) -> Build:
 def global_batches(build: Build, source: Source, workers: int, stop: int = 12) -> Iterator[TensorGlobalBatch]:
     made = loading(Loading(workers=workers, prefetch=1), build).global_batches
     assert made is not None
-    return made(source, 0, stop)
+    return made(source, 0, stop, None)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -90,9 +90,12 @@ def _require_pipes(workers: int) -> None:
 
 
 def loading(technique: Loading, build: Build) -> Build:
-    def global_batches(source: GlobalBatchSource, start: int, stop: int) -> Iterator[TensorGlobalBatch]:
-        workers = technique.workers
-        assert workers != "auto", "resolve the recipe first"
+    def global_batches(
+        source: GlobalBatchSource, start: int, stop: int, workers: int | None
+    ) -> Iterator[TensorGlobalBatch]:
+        if workers is None:
+            assert technique.workers != "auto", "resolve the recipe first"
+            workers = technique.workers
         _require_pipes(workers)
         loader: DataLoader[_Made] = DataLoader(
             _GlobalBatches(source),
