@@ -27,7 +27,7 @@ from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.follow.tracker import Tracker
-from tightfit.backends.pytorch.simulate.compiled.regions import CompiledCall, compiling_for, planning_backend
+from tightfit.backends.pytorch.simulate.compiled.regions import Regions, compiling_for
 from tightfit.backends.pytorch.simulate.cpu_scratch import scratch
 from tightfit.backends.pytorch.techniques.checkpointing.memory_budget import memory_budget
 from tightfit.backends.pytorch.techniques.checkpointing.recomputation import compile_module
@@ -142,11 +142,8 @@ def allocations(work: Callable[[], object]) -> tuple[int, int]:
 def predicted(case: Case) -> dict[str, int]:
     tracker = Tracker(scratch=scratch)
 
-    def report(call: CompiledCall) -> None:
-        tracker.region(call.ops(), call.scratch_bytes, call.name)
-
     with FakeTensorMode(), compiling_for(FakeTensorMode), budgeted(case), tracker:
-        build = prepare(case, planning_backend(report, scratch=scratch))
+        build = prepare(case, Regions(CPU, scratch).reporting_to(tracker)("inductor", "default"))
         forward(build).backward()
         build.model.zero_grad(set_to_none=True)
         with tracker.span("base"):

@@ -26,3 +26,17 @@ def test_finds_the_largest_of_an_affine_need(base, each):
 def test_sizes_that_cannot_be_built_do_not_fit():
     assert largest_that_fits(SIZES, lambda size: float("inf") if size > 4 else 1.0, 10) == 4
     assert largest_that_fits([], lambda size: 0.0, 10) is None
+
+
+@pytest.mark.parametrize("most", [9, 66_000, 130_000])
+@pytest.mark.parametrize("missing", [0, 1, 1 << 40])
+def test_needs_that_say_nothing_of_the_distance_take_few_calls_too(most, missing):
+    calls = []
+
+    def needs(size):  # what fits by giving cached memory back takes all that there is
+        calls.append(size)
+        return 1000 if size <= most else 1000 + missing + size
+
+    sizes = range(1, 131_072)
+    assert largest_that_fits(sizes, needs, 1000) == most
+    assert len(calls) <= 40

@@ -16,17 +16,20 @@ def largest_that_fits(sizes: Sequence[int], needs: Callable[[int], float], room:
     sizes: ascending. needs: bytes at a size; it never falls from one size to a larger one, and each call is dear.
 
     Memory is nearly affine in the batch, so the line through the two nearest known sizes says where to look next: two
-    or three calls where bisection makes more.
+    or three calls where bisection makes more. Where two calls in a row leave more than half of what was open, as past a
+    size that lacks another memory too, the next one bisects.
     """
     known: dict[int, float] = {}
     low, high = -1, len(sizes)  # positions of the largest that fits and of the smallest that does not
+    slow = 0
     while high - low > 1:
-        at = (low + high) // 2
+        at, spread = (low + high) // 2, high - low
         near = sorted(known, key=lambda size: abs(size - sizes[at]))[:2]
-        if len(near) == 2 and known[near[0]] != known[near[1]]:
+        if len(near) == 2 and known[near[0]] != known[near[1]] and slow < 2:
             x, u = near
             reached = x + (room - known[x]) * (u - x) / (known[u] - known[x])
             at = max((place for place in range(low + 1, high) if sizes[place] <= reached), default=low + 1)
         known[sizes[at]] = needs(sizes[at])
         low, high = (at, high) if known[sizes[at]] <= room else (low, at)
+        slow = slow + 1 if 2 * (high - low) > spread else 0
     return sizes[low] if low >= 0 else None

@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from tightfit.backends.pytorch.follow.tracker import Tracker
-from tightfit.trace import Category, Phase, Trace
+from tightfit.trace import Category, Op, OpClass, Phase, Trace
 
 BATCH, WIDTH = 8, 16
 
@@ -136,7 +136,9 @@ def test_what_is_paused_is_not_counted():
 
 def test_a_region_reports_its_kernels_and_its_passing_memory(setting):
     tracker = Tracker()
-    tracker.region([], 640, "compiled")
+    with tracker.region("compiled"):
+        tracker.launch(Op(name="kernel", tick=0, phase=Phase.SETUP, op_class=OpClass.OTHER), 640)
     trace = tracker.trace("predicted")
     assert trace.peak()[1] == 640
+    assert (trace.allocations[0].op, trace.ops[0].name) == ("compiled", "kernel")
     assert trace.allocations[0].died is not None

@@ -62,7 +62,7 @@ class Tracker(OpStreams, DispatchMode):
         self._hooks: list[Any] = []
         self._names: dict[nn.Module, str] = {}
         self._wrapped: list[tuple[nn.Module, Any]] = []
-        self._begun: int | None = None
+        self._region = ""
         self._failure: tuple[int, str, str] | None = None
 
     @property
@@ -160,22 +160,19 @@ class Tracker(OpStreams, DispatchMode):
         """Count nothing meanwhile: work of another device, such as the host's."""
         return replaced(self, "_paused", True)
 
-    def region_begins(self) -> None:
-        """A region that runs as one is called: what is released up to its report is released in its work."""
-        self._begun = self.memory.next()
+    def region(self, name: str) -> AbstractContextManager[None]:
+        """A region that runs as one, such as a compiled graph: what is allocated in it bears its name."""
+        return replaced(self, "_region", name)
 
-    def region(self, ops: Iterable[Op], scratch: int, name: str) -> None:
-        """A region that ran as one, such as a compiled graph: its kernels, and its passing memory."""
+    def launch(self, op: Op, scratch: int) -> None:
+        """A region's kernel runs now. scratch: bytes that it takes meanwhile."""
         phase, module = self._place()
-        start, began, self._begun = self.memory.next(), self._begun, None
+        op.tick, op.phase, op.module = self.memory.next(), phase, module
         if phase is Phase.BACKWARD:
-            self.backwards.append(start)
+            self.backwards.append(op.tick)
         if scratch:
-            self.memory.transient(scratch, name, module, phase, start)
-        for op in ops:
-            op.tick, op.phase, op.module = began or self.memory.next(), phase, module
-            began = None
-            self._add(op)
+            self.memory.transient(scratch, self._region, module, phase, self.memory.next())
+        self._add(op)
 
     def place_of(self, error: BaseException) -> tuple[str, str] | None:
         """The module and the op that raised it; no op where the module's own code did, None where neither."""
@@ -221,7 +218,7 @@ class Tracker(OpStreams, DispatchMode):
         start = self.memory.next()
         if phase is Phase.BACKWARD:
             self.backwards.append(start)
-        name, memory = str(func), self.memory
+        name, memory = self._region or str(func), self.memory
         outside = phase in OUTSIDE_MODULES
         worked_on = memory.arguments(args) if outside else ()
         by_tensor = isinstance(result, list | tuple) and args and isinstance(args[0], list | tuple)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from unittest import mock
 
 import pytest
@@ -16,11 +16,23 @@ from tests.architectures import tiny_model
 from tests.backends.pytorch.techniques.checkpointing.checkpointing_cases import Recorder
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.simulate.compiled import inductor_schedule
-from tightfit.backends.pytorch.simulate.compiled.region_schedule import Output, Schedule, Storage
-from tightfit.backends.pytorch.simulate.compiled.regions import CompiledCall, compiling_for, planning_backend
+from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
+    Kernel,
+    Output,
+    Schedule,
+    Storage,
+    no_scratch,
+)
+from tightfit.backends.pytorch.simulate.compiled.regions import (
+    CompiledCall,
+    Graph,
+    Planned,
+    compiling_for,
+    planning_backend,
+)
 from tightfit.backends.pytorch.techniques.checkpointing.memory_budget import memory_budget
 from tightfit.backends.pytorch.techniques.checkpointing.recomputation import compile_module, recompute
-from tightfit.trace import OpClass
+from tightfit.trace import Op, OpClass, Phase
 
 pytestmark = [
     pytest.mark.usefixtures("few_objects"),
@@ -45,17 +57,35 @@ def planning() -> Iterator[None]:
         yield
 
 
-def compiled(function: Callable[..., Tensor], **options) -> tuple[Callable[..., Tensor], list[CompiledCall]]:
-    calls: list[CompiledCall] = []
-    return torch.compile(function, backend=planning_backend(calls.append, **options)), calls
+class Calls(list[CompiledCall]):
+    """Calls of compiled graphs; of each the most bytes alive as a kernel ran, where `recorder` counts them."""
+
+    recorder: Quiet | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peaks: list[int] = []
+
+    def begin(self, call: CompiledCall) -> AbstractContextManager[None]:
+        self.append(call)
+        self.peaks.append(0)
+        return nullcontext()
+
+    def launch(self, kernel: Kernel) -> None:
+        if self.recorder is not None:
+            self.peaks[-1] = max(self.peaks[-1], self.recorder.bytes + kernel.scratch)
+
+
+def compiled(function: Callable[..., Tensor], **options) -> tuple[Callable[..., Tensor], Calls]:
+    calls = Calls()
+    return torch.compile(function, backend=planning_backend(calls, **options)), calls
 
 
 class Step:
     """A planned training step of GPT-2 with compiled blocks. Weights stand outside of all counts."""
 
     def __init__(self, *, budget: float | None = None, checkpointed: bool = False, dropout: float = 0.0) -> None:
-        self.calls: list[CompiledCall] = []
-        self.live: list[int] = []
+        self.calls = Calls()
         schedule = inductor_schedule.inductor_schedule
         counted = mock.patch.object(inductor_schedule, "inductor_schedule", wraps=schedule)
         with planning(), counted as made, nullcontext() if budget is None else memory_budget(budget):
@@ -64,7 +94,7 @@ class Step:
             if checkpointed:
                 recompute(self.model, [[block] for block in blocks])
             for block in blocks:
-                compile_module(block, backend=planning_backend(self.record))
+                compile_module(block, backend=planning_backend(self.calls))
             ids = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
             with Quiet() as self.recorder:
                 loss = self.model(input_ids=ids).logits.sum()
@@ -73,14 +103,6 @@ class Step:
             self.graphs = made.call_count
             del loss, ids
             gc.collect()
-
-    def record(self, call: CompiledCall) -> None:
-        self.calls.append(call)
-        self.live.append(self.recorder.bytes)
-
-    def peak(self, direction: str) -> int:
-        return max(live + c.scratch_bytes for c, live in zip(self.calls, self.live, strict=True)
-                   if c.direction == direction)
 
     def flops(self, direction: str) -> int:
         return sum(kernel.flops for call in self.calls if call.direction == direction for kernel in call.kernels)
@@ -117,8 +139,8 @@ def test_matrix_products_are_counted_from_their_shapes(step):
 
 def test_every_kernel_says_what_it_is(step):
     for call in step.calls:
-        assert {op.op_class for op in call.ops()} >= {OpClass.CONTRACTION, OpClass.NORMALIZATION}
-        assert all(op.bytes_read + op.bytes_written > 0 and op.name for op in call.ops())
+        assert {op.op_class for op in call.kernels} >= {OpClass.CONTRACTION, OpClass.NORMALIZATION}
+        assert all(op.bytes_read + op.bytes_written > 0 and op.name for op in call.kernels)
         assert call.sure == "Inductor's own schedule of fused kernels"
 
 
@@ -150,21 +172,24 @@ def test_a_chain_of_elementwise_ops_is_one_kernel_with_nothing_between():
     with planning(), torch.no_grad():
         function, calls = compiled(lambda x: (x.sin() * 2 + 1).exp())
         x = torch.empty(1000, 16)
-        function(x)
+        with Quiet() as calls.recorder:
+            function(x)
     (call,) = calls
     (kernel,) = call.kernels
     assert (kernel.bytes_read, kernel.bytes_written) == (x.nbytes, x.nbytes)
     assert kernel.flops == 0
-    assert call.scratch_bytes == 0
+    assert calls.peaks == [x.nbytes]  # the result alone
 
 
 def test_scratch_is_what_lies_between_inputs_and_outputs():
     with planning(), torch.no_grad():
         function, calls = compiled(lambda x, w, v: (x @ w).relu() @ v)
         x, w, v = torch.empty(64, 16), torch.empty(16, 256), torch.empty(256, 8)
-        assert function(x, w, v).shape == (64, 8)
+        with Quiet() as calls.recorder:
+            assert function(x, w, v).shape == (64, 8)
     (call,) = calls
-    assert call.scratch_bytes == 64 * 256 * F32  # relu is written over the product
+    assert calls.peaks == [64 * (256 + 8) * F32]  # relu is written over the product
+    assert calls.recorder.bytes == 0
     assert sum(kernel.flops for kernel in call.kernels) == 2 * 64 * 256 * (16 + 8)
 
 
@@ -174,8 +199,10 @@ def test_what_a_librarys_kernel_takes_for_itself_counts():
 
     with planning(), torch.no_grad():
         function, calls = compiled(lambda x, w: x @ w, scratch=scratch)
-        function(torch.empty(8, 16), torch.empty(16, 4))
-    assert calls[0].scratch_bytes == 10_000
+        x, w = torch.empty(8, 16), torch.empty(16, 4)
+        with Quiet() as calls.recorder:
+            function(x, w)
+    assert calls.peaks == [8 * 4 * F32 + 10_000]
 
 
 def test_outputs_share_memory_where_the_graph_says_so():
@@ -207,8 +234,8 @@ def test_weights_are_saved_without_a_copy():
 
 def test_a_graph_with_sizes_that_are_not_known_runs_op_by_op():
     with planning(), torch.no_grad():
-        calls: list[CompiledCall] = []
-        function = torch.compile(lambda x, w: (x @ w).relu(), backend=planning_backend(calls.append), dynamic=True)
+        calls = Calls()
+        function = torch.compile(lambda x, w: (x @ w).relu(), backend=planning_backend(calls), dynamic=True)
         assert function(torch.empty(8, 16), torch.empty(16, 32)).shape == (8, 32)
     assert calls[0].sure.startswith("its ops one by one")
 
@@ -256,12 +283,13 @@ def test_what_cannot_be_known_is_said():
 
 
 def test_everything_is_put_back_after_an_error():
-    def fail(call: CompiledCall) -> None:
-        raise RuntimeError("in the report")
+    class Failing(Calls):
+        def launch(self, kernel: Kernel) -> None:
+            raise RuntimeError("in the report")
 
     modes = torch._C._len_torch_dispatch_stack()
     with pytest.raises(RuntimeError, match="in the report"), planning():
-        torch.compile(lambda x: x.exp(), backend=planning_backend(fail))(torch.empty(4))
+        torch.compile(lambda x: x.exp(), backend=planning_backend(Failing()))(torch.empty(4))
     assert torch._C._len_torch_dispatch_stack() == modes
     assert torch._subclasses.FakeTensorMode is FakeTensorMode
     assert torch._dynamo.config.automatic_dynamic_shapes
@@ -269,19 +297,25 @@ def test_everything_is_put_back_after_an_error():
     assert torch.compile(lambda x: x + 1, backend="eager")(x).equal(x + 1)
 
 
-def test_a_peak_counts_arguments_until_they_are_read_for_the_last_time():
+def test_arguments_are_freed_once_they_are_read_for_the_last_time():
     def storage(count: int, born: int, dies: int | None) -> Storage:
         cpu = torch.device("cpu")
         return Storage(size=(count,), stride=(1,), dtype=torch.float32, device=cpu, born=born, dies=dies)
 
+    class Alive(Calls):
+        def launch(self, kernel: Kernel) -> None:
+            assert self.recorder is not None
+            self.peaks.append(self.recorder.bytes + kernel.scratch)
+
+    kernel = Op(name="", tick=0, phase=Phase.FORWARD, op_class=OpClass.OTHER)
     schedule = Schedule(
-        kernels=(), steps=3, storages=(storage(10, 0, 1), storage(5, 1, None), storage(30, 2, 2)), last_uses=(0, 2),
-        outputs=(Output(kind="storage", index=1),), sure="",
+        kernels=(Kernel(0, kernel, 0), Kernel(1, kernel, 7), Kernel(2, kernel, 0)), steps=3,
+        storages=(storage(10, 0, 1), storage(5, 1, None), storage(30, 2, 2)), last_uses=(0, 2),
+        outputs=(Output(kind="storage", index=1, size=(5,), stride=(1,)),), sure="",
     )  # fmt: skip
-    assert schedule.kept == 5 * F32
-    assert schedule.peak([]) == (5 + 30) * F32
-    assert schedule.peak([(100, 0)]) == 100 + 10 * F32
-    assert schedule.peak([(100, 2)]) == 100 + (5 + 30) * F32
-    assert schedule.peak([(1000, -1)]) == 1000
-
-
+    calls = Alive()
+    with FakeTensorMode(), Quiet() as calls.recorder:
+        (output,) = Graph("forward", schedule, Planned(calls, False, no_scratch, "")).call(
+            [torch.empty(100), torch.empty(1000)])
+        assert calls.recorder.bytes == output.nbytes == 5 * F32
+    assert calls.peaks[1:] == [(100 + 1000 + 10) * F32, (1000 + 10 + 5) * F32 + 7, (1000 + 5 + 30) * F32]

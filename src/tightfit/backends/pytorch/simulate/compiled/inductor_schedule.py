@@ -23,7 +23,14 @@ from torch._inductor.virtualized import V
 from tightfit.backends.pytorch.follow.op_classes import class_of
 from tightfit.backends.pytorch.follow.tracker import Scratch
 from tightfit.backends.pytorch.simulate.compiled.inductor_memory import Life, Memory, Place
-from tightfit.backends.pytorch.simulate.compiled.region_schedule import Output, Schedule, Storage, called, no_scratch
+from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
+    Kernel,
+    Output,
+    Schedule,
+    Storage,
+    called,
+    no_scratch,
+)
 from tightfit.trace import FUSED_PREFIX, Op, OpClass, Phase
 
 Traffic = dict[str, tuple[Any, Any]]
@@ -66,11 +73,10 @@ def inductor_schedule(
                 graph.init_wrapper_code()
                 graph._update_scheduler()
                 memory = Memory(graph, grouped=not gpu, inference=inference)
-                kernels = [(step, *kernel) for node, step in zip(graph.scheduler.nodes, memory.steps, strict=True)
+                kernels = [Kernel(step, *kernel) for node, step in zip(graph.scheduler.nodes, memory.steps, strict=True)
                            if (kernel := _read_kernel(graph, node, scratch)) is not None]
     return Schedule(
-        kernels=tuple(kernel for _, kernel, _ in kernels),
-        passing=tuple((step, size) for step, _, size in kernels if size),
+        kernels=tuple(kernels),
         steps=max(memory.steps, default=-1) + 1,
         storages=tuple(
             Storage(size=_numbers(life.layout.size), stride=_numbers(life.layout.stride), dtype=life.layout.dtype,

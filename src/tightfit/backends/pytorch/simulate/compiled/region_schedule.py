@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_map
 
@@ -34,12 +35,9 @@ class Storage:
     born: int
     dies: int | None
 
-    @property
-    def bytes(self) -> int:
-        if 0 in self.size:
-            return 0
-        last = sum((size - 1) * step for size, step in zip(self.size, self.stride, strict=True))
-        return (1 + last) * self.dtype.itemsize
+    def allocate(self) -> Tensor:
+        """A tensor on such memory."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,47 +58,50 @@ class Output:
     value: Any = None
 
 
+class Kernel(NamedTuple):
+    """A kernel that is launched in a step. op: its tick, phase and module are for whoever traces to fill in. scratch:
+    bytes that a library's kernel takes and gives back as it runs."""
+
+    step: int
+    op: Op
+    scratch: int
+
+
+class Step(NamedTuple):
+    """A step of a graph: storages that are allocated before its kernels, and those that are freed behind them, by their
+    place in `Schedule.storages`."""
+
+    born: list[int]
+    kernels: list[Kernel]
+    dying: list[int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """A compiled graph, in steps. A step may launch several kernels, or none where it only names memory.
 
-    kernels: as ops, whose tick, phase and module are for whoever traces to fill in.
-    passing: what a library's kernel takes and gives back inside a step: the step, and bytes.
     last_uses: for each argument, the last step that reads it; -1 where none does.
     sure: how sure all this is, as a sentence.
     """
 
-    kernels: tuple[Op, ...]
+    kernels: tuple[Kernel, ...]
     steps: int
     storages: tuple[Storage, ...]
     last_uses: tuple[int, ...]
     outputs: tuple[Output, ...]
     sure: str
-    passing: tuple[tuple[int, int], ...] = ()
 
-    def peak(self, freed: Sequence[tuple[int, int]]) -> int:
-        """The most bytes alive at once, of what the graph allocates and of the arguments that die in it.
-
-        freed: of each of those arguments' storages, its bytes and the last step that reads it.
-        """
-        change = [0] * (self.steps + 2)
-        for storage in self.storages:
-            change[storage.born] += storage.bytes
+    @cached_property
+    def by_step(self) -> Sequence[Step]:
+        """The steps in order, and one more for what is allocated behind the last."""
+        found = [Step([], [], []) for _ in range(self.steps + 1)]
+        for index, storage in enumerate(self.storages):
+            found[storage.born].born.append(index)
             if storage.dies is not None:
-                change[storage.dies + 1] -= storage.bytes
-        live = most = sum(size for size, _ in freed)
-        for size, last in freed:
-            change[last + 1] -= size
-        passing = dict(self.passing)
-        for step, delta in enumerate(change):
-            live += delta
-            most = max(most, live + passing.get(step, 0))
-        return most
-
-    @property
-    def kept(self) -> int:
-        """The bytes that the graph allocates and gives back."""
-        return sum(storage.bytes for storage in self.storages if storage.dies is None)
+                found[storage.dies].dying.append(index)
+        for kernel in self.kernels:
+            found[kernel.step].kernels.append(kernel)
+        return found
 
 
 def called(node: fx.Node, scratch: Scratch) -> tuple[Op, int]:

@@ -11,11 +11,12 @@ FakeTensorMode's is.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch._subclasses
@@ -26,7 +27,7 @@ from tightfit.backends.pytorch.build import CompileBackend
 from tightfit.backends.pytorch.errors import cause
 from tightfit.backends.pytorch.follow.tracker import Scratch, Tracker
 from tightfit.backends.pytorch.replaced import replaced
-from tightfit.backends.pytorch.simulate.compiled.region_schedule import Output, Schedule, no_scratch
+from tightfit.backends.pytorch.simulate.compiled.region_schedule import Kernel, Output, Schedule, no_scratch
 from tightfit.devices import Device
 from tightfit.trace import Op
 
@@ -39,58 +40,50 @@ LAUNCHED_TOGETHER = "; CUDA graphs keep these and their inputs in memory of thei
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledCall:
-    """One call of a compiled graph.
-
-    scratch_bytes: memory that the graph takes and gives back. Added to what is allocated at the moment of the report,
-        it makes the most that is allocated while the graph runs.
-    sure: how sure the figures are, as a sentence.
-    """
+    """One call of a compiled graph. sure: how sure its figures are, as a sentence."""
 
     direction: Direction
     kernels: tuple[Op, ...]
-    scratch_bytes: int
     sure: str
 
     @property
     def name(self) -> str:
         return f"compiled {self.direction}"
 
-    def ops(self) -> list[Op]:
-        """The kernels as ops of this call. Tick, phase and module are for whoever traces to fill in."""
-        return [replace(kernel) for kernel in self.kernels]
 
+class Reporter(Protocol):
+    """Where calls of compiled graphs are reported to, between the allocations and releases that they make."""
 
-Record = Callable[[CompiledCall], None]
-Begin = Callable[[], None]
-"""Called when a compiled graph is, before it frees any of its arguments."""
+    def begin(self, call: CompiledCall) -> AbstractContextManager[None]:
+        """The context in which a compiled graph runs."""
+
+    def launch(self, kernel: Kernel) -> None:
+        """A kernel runs now."""
 
 
 def planning_backend(
-    record: Record, *, backend: str = "inductor", mode: str = "default", gpu: bool = False,
-    scratch: Scratch = no_scratch, begin: Begin = lambda: None,
+    reporter: Reporter, *, backend: str = "inductor", mode: str = "default", gpu: bool = False,
+    scratch: Scratch = no_scratch,
 ) -> str | CompilerBackend:  # fmt: skip
     """Backend for torch.compile in the place of `backend` in `mode`, when tensors are fake.
 
-    record: called for each call of a compiled graph, while its arguments or its outputs are alive.
     gpu: whether kernels are fused as for a GPU.
     scratch: what a library's kernel takes beyond its result while it runs.
-    begin: called when a compiled graph is, before it frees any of its arguments.
     The backends that generate no code run the graph's ops one by one: they serve as they are.
     """
     if backend != "inductor":
         return "aot_eager" if backend == "cudagraphs" else backend
     cuda_graph = gpu and mode in ("reduce-overhead", "max-autotune")
     caveats = (SEARCHED if mode.startswith("max-autotune") else "") + (LAUNCHED_TOGETHER if cuda_graph else "")
-    return _Planned(record, begin, gpu, scratch, caveats)
+    return Planned(reporter, gpu, scratch, caveats)
 
 
 @dataclass(frozen=True)
-class _Planned:
+class Planned:
     """A backend that plans. Two with the same fields are equal: blocks that are given equal ones share what was
     compiled."""
 
-    record: Record
-    begin: Begin
+    reporter: Reporter
     gpu: bool
     scratch: Scratch
     caveats: str
@@ -121,14 +114,15 @@ class _Planned:
                 )
             except Exception as error:  # private interfaces fail in any way
                 return self._one_by_one(fx.GraphModule(module, untouched), direction, cause(error))
-        return _boxed(_Graph(direction, schedule, self).call)
+        return _boxed(Graph(direction, schedule, self).call)
 
     def _one_by_one(self, module: fx.GraphModule, direction: Direction, reason: str) -> Callable[..., Any]:
         """Fallback where Inductor's schedule cannot be read: the graph's ops, each followed by itself."""
         sure = f"its ops one by one, with none fused: Inductor's schedule could not be read ({reason})"
 
         def call(args: list[Any]) -> Any:
-            self.record(CompiledCall(direction=direction, kernels=(), scratch_bytes=0, sure=sure))
+            with self.reporter.begin(CompiledCall(direction=direction, kernels=(), sure=sure)):
+                pass  # its ops are seen themselves
             values = list(args)
             args.clear()
             return module(*values)
@@ -167,65 +161,42 @@ def compiling_for(make_mode: Callable[..., Any]) -> Iterator[None]:
 
 
 @dataclass
-class _Graph:
+class Graph:
     """A compiled graph that is called."""
 
     direction: Direction
     schedule: Schedule
-    backend: _Planned
+    backend: Planned
 
     def call(self, args: list[Any]) -> list[Any]:
-        schedule = self.schedule
+        """Allocate, launch and free step by step, arguments included, and make the outputs."""
+        schedule, reporter = self.schedule, self.backend.reporter
         sources = {output.index: args[output.index] for output in schedule.outputs if output.kind == "input"}
         mode = next((value.fake_mode for value in args if isinstance(value, torch._subclasses.FakeTensor)), None)
-        storages = _last_uses(args, schedule.last_uses)
-        self.backend.begin()
+        read = _by_last_use(args, schedule.last_uses)
         args.clear()
-        freed = _unheld(storages, keep=sources.values())
-        scratch = schedule.peak([(storage.nbytes(), last) for storage, last in freed])
-        begins = sum(storage.nbytes() for storage, _ in freed)
-        if begins > schedule.kept:
-            self._report(scratch - begins)
-        del storages, freed
-        with mode or nullcontext(), torch.no_grad():
-            outputs = _make_outputs(schedule, sources)
-        if begins <= schedule.kept:
-            self._report(scratch - schedule.kept)
-        return outputs
-
-    def _report(self, scratch: int) -> None:
-        self.backend.record(CompiledCall(
-            direction=self.direction, kernels=self.schedule.kernels, scratch_bytes=scratch,
-            sure=self.schedule.sure + self.backend.caveats,
-        ))
+        call = CompiledCall(direction=self.direction, kernels=tuple(kernel.op for kernel in schedule.kernels),
+                            sure=schedule.sure + self.backend.caveats)
+        alive: dict[int, Tensor] = {}
+        with reporter.begin(call), mode or nullcontext(), torch.no_grad():
+            read.pop(-1, None)
+            for number, step in enumerate(schedule.by_step):
+                alive.update((index, schedule.storages[index].allocate()) for index in step.born)
+                for kernel in step.kernels:
+                    reporter.launch(kernel)
+                for index in step.dying:
+                    del alive[index]
+                read.pop(number, None)
+            return [_make_output(output, sources if output.kind == "input" else alive) for output in schedule.outputs]
 
 
-def _last_uses(args: Sequence[Any], last_uses: Sequence[int]) -> list[tuple[Any, int]]:
-    """The storages of the arguments, each once, with the last step that reads any of its tensors."""
-    found: dict[int, tuple[Any, int]] = {}
+def _by_last_use(args: Sequence[Any], last_uses: Sequence[int]) -> dict[int, list[Tensor]]:
+    """The tensors among a graph's arguments, by the last step that reads them."""
+    found = defaultdict[int, list[Tensor]](list)
     for value, last in zip(args, last_uses, strict=True):
         if isinstance(value, Tensor):
-            storage = value.untyped_storage()
-            found[storage._cdata] = (storage, max(last, found.get(storage._cdata, (storage, -1))[1]))
-    return [*found.values()]
-
-
-def _unheld(storages: Sequence[tuple[Any, int]], keep: Any) -> list[tuple[Any, int]]:
-    """Those storages that nothing but the list itself keeps alive."""
-    kept = {tensor.untyped_storage()._cdata for tensor in keep}
-    return [
-        (storage, last) for storage, last in storages
-        if storage._cdata not in kept and torch._C._storage_Use_Count(storage._cdata) <= 1
-    ]
-
-
-def _make_outputs(schedule: Schedule, sources: dict[int, Tensor]) -> list[Any]:
-    storages = {
-        index: torch.empty_strided(made.size, made.stride, dtype=made.dtype, device=made.device)
-        for index, made in enumerate(schedule.storages)
-        if made.dies is None
-    }
-    return [_make_output(output, sources if output.kind == "input" else storages) for output in schedule.outputs]
+            found[last].append(value)
+    return found
 
 
 def _make_output(output: Output, bases: dict[int, Tensor]) -> Any:
@@ -249,21 +220,20 @@ class Regions:
     def __init__(self, device: Device, scratch: Scratch) -> None:
         self.notes: list[str] = []
         self._tracker: Tracker | None = None
-        self._backend = partial(planning_backend, self._record, gpu=device.kind == "cuda", scratch=scratch,
-                                begin=self._begin)
+        self._backend = partial(planning_backend, self, gpu=device.kind == "cuda", scratch=scratch)
 
     def reporting_to(self, tracker: Tracker) -> CompileBackend:
         """Maker of torch.compile's backend, by name and mode; from now on calls are reported to `tracker`."""
         self._tracker = tracker
         return lambda name, mode: self._backend(backend=name, mode=mode)
 
-    def _begin(self) -> None:
+    def begin(self, call: CompiledCall) -> AbstractContextManager[None]:
         assert self._tracker is not None
-        self._tracker.region_begins()
-
-    def _record(self, call: CompiledCall) -> None:
-        assert self._tracker is not None
-        self._tracker.region(call.ops(), call.scratch_bytes, call.name)
         note = f"compile: {call.sure}"
         if note not in self.notes:
             self.notes.append(note)
+        return self._tracker.region(call.name)
+
+    def launch(self, kernel: Kernel) -> None:
+        assert self._tracker is not None
+        self._tracker.launch(replace(kernel.op), kernel.scratch)
