@@ -66,7 +66,6 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
 
 
 def folder_of(parent: Path, step: int) -> Path:
-    """The folder of a step's checkpoint."""
     return parent / f"step-{step:08d}"
 
 
