@@ -67,7 +67,6 @@ def _arrays(batch: MicroBatch) -> dict[str, Array]:
 
 
 def global_batches(build: Build, source: GlobalBatchSource, start: int, stop: int) -> Iterator[ArrayGlobalBatch]:
-    """The global batches from `start` up to, not including, `stop`, prepared ahead as the recipe's loading says."""
     workers, prefetch = build.recipe.loading.workers, build.recipe.loading.prefetch
     assert workers != "auto", "resolve the recipe first"
     if not workers:
