@@ -48,13 +48,7 @@ class NoCheckpointing(Checkpointing):
     recomputes: ClassVar[bool] = False
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
-
-    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
-        return None if a["gradient_checkpointing"] else {}
+    hf_unless: ClassVar = "gradient_checkpointing"
 
 
 @technique

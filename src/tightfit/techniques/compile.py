@@ -63,13 +63,7 @@ class NoCompile(Compile):
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
-
-    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
-        return None if a["torch_compile"] else {}
+    hf_unless: ClassVar = "torch_compile"
 
 
 @technique
