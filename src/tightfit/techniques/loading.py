@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,7 @@ class Loading(Technique):
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "faster where the step waits for data"
     memory: ClassVar[str] = "none on the device; each worker holds its prefetched global batches in host memory"
+    worth_trying: ClassVar = ({"workers": 0}, {"workers": 2}, {"workers": 2, "pin_memory": False})
 
     workers: Annotated[int, Field(ge=0), at_most(1024), NUMBER] | Literal["auto"] = "auto"
     """Worker processes; 0 prepares global batches in the training process; auto is 0 on the CPU and 2 on a GPU."""
@@ -45,7 +46,3 @@ class Loading(Technique):
         ahead = {} if prefetch is None else {"prefetch": prefetch}
         # On a processor nothing is pinned, whatever is written.
         return {"workers": workers, **ahead, **({} if a["use_cpu"] else {"pin_memory": a["dataloader_pin_memory"]})}
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(workers=0), cls(workers=2), cls(workers=2, pin_memory=False)]

@@ -83,6 +83,8 @@ class Technique:
     """How many times as long a prediction takes with it."""
     startup_seconds: ClassVar[float] = 0.0
     """Seconds before the first step, such as a compiler's."""
+    worth_trying: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    """Knobs of each of its settings that are worth trying."""
     hf_unless: ClassVar[str | None] = None
     """The one of Hugging Face's TrainingArguments that says something else, where it is meant without it; empty where
     it is always meant."""
@@ -114,7 +116,7 @@ class Technique:
     @classmethod
     def representative_settings(cls) -> list[Self]:
         """The settings worth trying: what the ladder and the contract tests run over."""
-        return [cls()]
+        return [cls(**knobs) for knobs in cls.worth_trying]
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
