@@ -61,6 +61,18 @@ def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
         resolve_source(recipe(str(tmp_path)))
 
 
+@pytest.mark.parametrize("name", ["openai/whisper-small", "whisper-large-v3", "whisper"])
+def test_a_model_of_sound_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ModelError, match="reads sound, and no task here does"):
+        resolve_source(recipe(name))
+
+
+def test_a_folder_with_a_model_of_sound_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="reads sound, and no task here does"):
+        read_config(recipe(write_config(tmp_path / "mine", model_type="whisper")))
+    assert resolve_source(recipe("me/whispering-llama")).kind == "hub"
+
+
 @pytest.mark.parametrize(("name", "like"), [
     ("Qwen/Qwen3-8B-Base", "qwen3-8b"), ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
     ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1"), ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),

@@ -233,9 +233,13 @@ def test_a_recipe_file_is_found_or_the_nearest_is_named(tmp_path: Path):
         load_recipe("quikstart")
 
 
+LAUGHS = "\n".join(["a0: &a0 [ha, ha]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))])
+"""A few lines that stand for billions of values."""
+
+
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "model: [", "model: gpt2\n  x: 1\n", "1: 2\n",
                                   "seed: 2026-99-99\n", "seed: 1\nseed: 2\n", "model_overrides: " + "[" * 3000,
-                                  "model_overrides: &a {x: *a}\n"])
+                                  "model_overrides: &a {x: *a}\n", LAUGHS])
 def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(RecipeError, match=r"bad\.yaml"):
@@ -327,6 +331,7 @@ def test_a_name_too_long_for_a_file_is_no_recipe():
 
 @pytest.mark.parametrize(("name", "advice"), [
     ("gpt2-mediun", "did you mean 'gpt2-medium'?"),
+    ("whisper-small", "model: 'whisper-small' reads sound, and no task here does"),
     ("nosuch", "write a YAML file, a bundled recipe or model,"),
 ])
 def test_a_name_that_no_recipe_has_says_what_to_write(name, advice):

@@ -18,7 +18,9 @@ from tests.training_arguments_cases import EXAMPLES, NEEDS, OTHER, SETTLED, SPEL
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe.hf_arguments import training_arguments
+from tightfit.recipe.hf_arguments.former import RENAMED
 from tightfit.recipe.hf_arguments.table import (
+    ASIDE,
     CARRIED,
     DEFAULTS,
     FIELDS,
@@ -77,7 +79,7 @@ def built(arguments: dict) -> dict:
     """Every argument as the real class makes it of `arguments`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return plain(TrainingArguments(**arguments))
+        return plain(TrainingArguments(**{RENAMED.get(name, name): value for name, value in arguments.items()}))
 
 
 def round_trip(arguments, **fields) -> dict:
@@ -133,12 +135,12 @@ def test_arguments_round_trip_together(seed):
 def test_the_guides_examples_round_trip(name, tmp_path):
     given = EXAMPLES[name]
     back = round_trip(given)
-    assert back.items() >= given.items()
+    assert back.items() >= {RENAMED.get(name, name): value for name, value in given.items()}.items()
     assert built(back) == built(given)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        real = TrainingArguments(**given)
+        real = TrainingArguments(**{RENAMED.get(name, name): value for name, value in given.items()})
     assert built(round_trip(real)) == plain(real)
 
     file = tmp_path / "args.json"
@@ -315,3 +317,51 @@ def test_mappings_are_read_without_a_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+FULL_DUMP = {
+    "output_dir": "out", "overwrite_output_dir": False, "do_eval": True, "evaluation_strategy": None,
+    "eval_strategy": "no", "per_device_train_batch_size": 8, "per_gpu_train_batch_size": None,
+    "gradient_accumulation_steps": 2, "learning_rate": 5e-05, "num_train_epochs": 3.0, "max_steps": -1,
+    "lr_scheduler_type": "linear", "lr_scheduler_kwargs": {}, "warmup_ratio": 0.1, "warmup_steps": 0,
+    "logging_dir": "out/runs", "save_safetensors": True, "no_cuda": False, "use_cpu": False, "use_mps_device": False,
+    "jit_mode_eval": False, "use_ipex": False, "bf16": True, "fp16": False, "fp16_opt_level": "O1",
+    "half_precision_backend": "auto", "local_rank": 0, "tpu_num_cores": None, "tpu_metrics_debug": False, "debug": [],
+    "fsdp": [], "fsdp_min_num_params": 0, "fsdp_config": {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False,
+                                                          "xla_fsdp_grad_ckpt": False},
+    "fsdp_transformer_layer_cls_to_wrap": None, "group_by_length": False, "adafactor": False, "past_index": -1,
+    "push_to_hub_token": "<PUSH_TO_HUB_TOKEN>", "include_inputs_for_metrics": False, "mp_parameters": "",
+    "include_num_input_tokens_seen": False, "average_tokens_across_devices": False, "torchdynamo": None, "_n_gpu": 1,
+    "ray_scope": "last", "dispatch_batches": None, "split_batches": None, "optim": "adamw_torch",
+    "accelerator_config": {"split_batches": False, "dispatch_batches": None, "even_batches": True,
+                           "use_seedable_sampler": True, "non_blocking": False, "gradient_accumulation_kwargs": None},
+}
+"""Fields that transformers 4.41 to 4.57 write and today's does not, or writes otherwise."""
+
+
+def test_what_transformers_4_wrote_is_read(tmp_path):
+    file = tmp_path / "args.json"
+    file.write_text(json.dumps(FULL_DUMP))
+    recipe = Recipe.from_training_arguments(file)
+    assert (recipe.batch_size, recipe.num_train_epochs, recipe.warmup_steps) == (16, 3.0, 0.1)
+    assert (recipe.precision.name, recipe.optimizer.name) == ("bf16", "adamw")
+    aside = {name: value for name, value in recipe.hugging_face.items() if name in ASIDE}
+    assert aside == {"logging_dir": "out/runs"}
+    resolved = recipe.override(attention="sdpa", micro_batch_size=8, loading={"workers": 0})
+    built(training_arguments(resolved))  # today's class takes what it gives back
+    assert read_yaml(to_yaml(recipe.to_dict()))["hugging_face"]["logging_dir"] == "out/runs"
+
+
+@pytest.mark.parametrize(("old", "today"), [
+    ({"evaluation_strategy": "steps", "eval_strategy": "no"}, {"eval_strategy": "steps"}),
+    ({"no_cuda": True, "use_cpu": False}, {"use_cpu": True}), ({"warmup_ratio": 0.2}, {"warmup_steps": 0.2}),
+    ({"warmup_ratio": 0.2, "warmup_steps": 7}, {"warmup_steps": 7}), ({"adafactor": True}, {"optim": "adafactor"}),
+    ({"per_gpu_train_batch_size": 3}, {"per_device_train_batch_size": 3}),
+])
+def test_older_names_mean_what_todays_do(old, today):
+    assert Recipe.from_training_arguments(old) == Recipe.from_training_arguments(today)
+
+
+def test_an_older_name_is_refused_by_its_own():
+    with pytest.raises(RecipeError, match="group_by_length: true orders the data otherwise than at random"):
+        Recipe.from_training_arguments({"group_by_length": True})

@@ -24,7 +24,7 @@ def test_all_that_is_refused_is_said_at_once():
 @pytest.mark.parametrize(("given", "words"), [
     ({"learning_rte": 1.0}, ["learning_rte", "'learning_rate'"]),
     ({"quite_unlike_any": 1}, ["quite_unlike_any", "leave it out"]),
-    ({"evaluation_strategy": "steps"}, ["evaluation_strategy", "eval_strategy"]),
+    ({"evaluation_strategy": "steps", "eval_strategy": "epoch"}, ["evaluation_strategy", "eval_strategy"]),
     ({"eval_strategy": "steps", "metric_for_best_model": "rouge"}, ["metric_for_best_model: 'rouge'", "accuracy"]),
     ({"eval_strategy": "steps", "metric_for_best_model": "perplexity"}, ["greater_is_better: True", "write False"]),
     ({"bf16": True, "fp16": True}, ["fp16", "bf16", "keep one"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tightfit.techniques import SLOTS
 
-SETTINGS = {"output_dir": "tmp", "eval_strategy": "steps", "num_train_epochs": 1, "log_level": "error",
+SETTINGS = {"output_dir": "tmp", "evaluation_strategy": "steps", "num_train_epochs": 1, "log_level": "error",
             "report_to": "none"}  # fmt: skip
 ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 16}
 RECOMPUTED = {**ACCUMULATED, "gradient_checkpointing": True}

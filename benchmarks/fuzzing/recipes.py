@@ -95,6 +95,13 @@ def values_text(draw: random.Random, values: dict[str, Any]) -> str:
                           default_flow_style=draw.choice((True, False, None)))
 
 
+def laughs(draw: random.Random) -> str:
+    """Aliases of lists of aliases: few bytes that stand for very many values."""
+    lines = ["a0: &a0 [lol, lol]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
+    field = draw.choice(("model", "model_overrides", "report_to", "data", "optimizer", "hugging_face", "x"))
+    return "\n".join([*lines, f"{field}: {draw.choice(('*a11', '{x: *a11}', '[*a11]'))}"])
+
+
 def damaged(draw: random.Random, text: str) -> bytes:
     """A recipe's text with something about it that YAML, or a reader of files, may stumble over."""
     raw, place = text.encode(errors="surrogatepass"), draw.randrange(len(text) + 1)
@@ -109,7 +116,7 @@ def damaged(draw: random.Random, text: str) -> bytes:
         before + draw.randbytes(draw.randint(1,
                                              40)) + behind, before + odd + behind, draw.randbytes(draw.randrange(300)),
         b"", raw + raw, raw + f"\n{slot}: 1\n{slot}: 2\n".encode(), raw + f"\n{slot}: !{tag}\n".encode(),
-        b"a: &a [*a]\nmodel: *a\n", b"x: &x {y: *x}\nmodel_overrides: *x\n",
+        laughs(draw).encode(), b"a: &a [*a]\nmodel: *a\n", b"x: &x {y: *x}\nmodel_overrides: *x\n",
         f"{slot}: {'[' * draw.choice((10, 900, 30_000))}\n".encode(), f"{slot}: {'[' * 900}{']' * 900}\n".encode(),
         b"<<: {model: gpt2, seq_len: 32}\n" + raw.partition(b"model_overrides")[2], b"? [a, b]\n: 1\n" + raw,
         b"- " + raw.replace(b"\n", b"\n  "), f"model: gpt2\n{slot}: {'9' * 6000}\n".encode(),

@@ -216,7 +216,15 @@ HUB_NAMES = frozenset({
 })
 """Hugging Face ids without an owner: the hub's oldest models. Any other bare name is taken for a misspelling."""
 
+REFUSED = {"whisper": "reads sound, and no task here does"}
+"""Families that people ask for and that nothing here can train, by `model_type`, with the reason."""
 SIZE = re.compile(r"-(\d+(\.\d+)?[bm]|tiny|mini|small|medium|base|large|huge|xl)(?=-|$)")
+
+
+def refusal_of(name: str) -> str:
+    """The reason why the model of that name or `model_type` can never be trained here; empty for any other."""
+    last = name.lower().rpartition("/")[2]
+    return next((reason for family, reason in REFUSED.items() if re.match(rf"{family}\b", last)), "")
 
 
 def bundled_shape(name: str) -> str | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, PositiveInt, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from tightfit.bundled import BUNDLED, HUB_NAMES
+from tightfit.bundled import BUNDLED, HUB_NAMES, refusal_of
 from tightfit.errors import ModelError, nearest, one_line
 from tightfit.tasks import TASKS
 
@@ -80,6 +80,8 @@ def resolve_source(recipe: Recipe) -> ModelSource:
         if not (folder / "config.json").is_file():
             raise ModelError(f"model: the folder {name!r} has no config.json; name a folder that save_pretrained wrote")
         return ModelSource("folder", str(folder))
+    if reason := refusal_of(name):
+        raise ModelError(f"model: {name!r} {reason}; write another model")
     if FACTORY.fullmatch(name):
         return ModelSource("factory", name)
     if name in HUB_NAMES or HUB_ID.fullmatch(name):
@@ -121,9 +123,6 @@ def read_config(recipe: Recipe) -> Any:
 
 def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe) -> TransformerConfig:
     """values: of a saved model's config.json. changes: what the recipe writes otherwise."""
-    if recipe.task not in ("causal-lm", "masked-lm"):
-        raise ModelError(f"task: the bundled transformer gives logits for each token, which {recipe.task} does not "
-                         "use; write task=causal-lm")
     changes.pop("num_labels", None)
     if "vocab_size" in changes:
         changes.setdefault("num_outputs", changes["vocab_size"])
@@ -154,6 +153,8 @@ def _stored_config(name: str, changes: dict[str, Any], recipe: Recipe) -> Any:
                                             local_files_only=only_local(name))
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
         raise ModelError(explain_hub_error(name, error)) from error
+    if reason := refusal_of(config.model_type):
+        raise ModelError(f"model: {name!r} {reason}; write another model")
     values = config.to_dict()
     layers = changes.get("num_hidden_layers")
     if isinstance(layers, int) and isinstance(values.get("layer_types"), list):

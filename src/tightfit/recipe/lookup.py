@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tightfit.bundled import BUNDLED, bundled_recipes
+from tightfit.bundled import BUNDLED, bundled_recipes, refusal_of
 from tightfit.errors import RecipeError, UnknownRecipe, closest, cut, nearest, shown
 from tightfit.model_facts import model_facts
 from tightfit.models import FACTORY, HUB_ID
@@ -153,6 +153,8 @@ def recipe_values(name: str) -> dict[str, Any]:
         raise RecipeError(f"{name}: a recipe file's name ends in .yaml; a model's folder is named by model={name}")
     if HUB_ID.fullmatch(name) or FACTORY.fullmatch(name):
         return {"model": name}
+    if reason := refusal_of(name):
+        raise UnknownRecipe(f"model: {name!r} {reason}; write another model")
     raise UnknownRecipe(f"{name!r} is not a recipe; {recipe_hint(name) or f'write {RECIPES}'}")
 
 

@@ -165,9 +165,6 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers = RESOLVERS
 
-    def construct_document(self, node: yaml.Node) -> Any:
-        return self.construct_object(node, deep=True)  # which refuses what holds itself
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge")]
         seen: set[str] = set()
@@ -178,12 +175,34 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+MOST_VALUES = 100_000
+"""More values than a recipe ever has: aliases of lists of aliases make billions of a few lines."""
+
+
+def _count(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Values in a node, those of an alias counted wherever it stands."""
+    if id(node) not in counted:
+        counted[id(node)] = MOST_VALUES + 1  # which one that holds itself has as well
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = (each if isinstance(each, tuple) else (each,) for each in inner)
+        counted[id(node)] = 1 + sum(_count(each, counted) for pair in pairs for each in pair)
+    return counted[id(node)]
+
+
 def _load(text: str) -> Any:
     """A YAML text's value. Raises RecipeError, YAMLError, or ValueError for what only looks like a date."""
+    loader = _Loader(text)
     try:
-        return yaml.load(text, _Loader)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _count(node, {}) > MOST_VALUES:
+            raise RecipeError(f"more than {MOST_VALUES:,} values, each *alias counted wherever it stands; write fewer")
+        return loader.construct_document(node)
     except RecursionError:
         raise RecipeError(f"{shown(text)} is nested too deeply") from None
+    finally:
+        loader.dispose()
 
 
 def read_yaml(text: str, origin: str = "") -> dict[str, Any]:

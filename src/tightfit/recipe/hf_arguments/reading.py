@@ -11,6 +11,7 @@ from typing import Any
 
 from tightfit.errors import RecipeError
 from tightfit.recipe.hf_arguments import table
+from tightfit.recipe.hf_arguments.former import as_today
 
 
 def read_arguments(source: Any) -> tuple[dict[str, Any], list[str]]:
@@ -32,7 +33,8 @@ def read_arguments(source: Any) -> tuple[dict[str, Any], list[str]]:
         raise RecipeError(
             f"training arguments: {source!r} cannot be read; give a TrainingArguments, a mapping, or a JSON file's path"
         )
-    unknown = [name for name in given if name not in table.DEFAULTS]
+    given = as_today(given)
+    unknown = [name for name in given if name not in table.DEFAULTS and name not in table.ASIDE]
     known = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()
              if name not in unknown}
     return known, [table.unknown(str(name)) for name in unknown]

@@ -151,6 +151,18 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The arguments that make a field of a recipe, where they are not one of the field's own name."""
 
+ASIDE: Mapping[str, Any] = {
+    **dict.fromkeys(("overwrite_output_dir", "use_mps_device", "jit_mode_eval", "use_ipex", "tpu_metrics_debug",
+                     "include_inputs_for_metrics", "include_tokens_per_second"), False),
+    **dict.fromkeys(("tpu_num_cores", "push_to_hub_model_id", "push_to_hub_organization", "xpu_backend",
+                     "fsdp_transformer_layer_cls_to_wrap", "torchdynamo", "dispatch_batches", "split_batches",
+                     "logging_dir"), None),
+    "save_safetensors": True, "fp16_opt_level": "O1", "half_precision_backend": "auto", "fp16_backend": "auto",
+    "past_index": -1, "fsdp_min_num_params": 0, "mp_parameters": "", "ray_scope": "last", "sharded_ddp": [],
+}  # fmt: skip
+"""Arguments of transformers 4 that are gone today and change no step here, with their defaults: another value is kept
+in `hugging_face`, which a run says, and is not given back."""
+
 
 def arguments_of(field: str) -> tuple[str, ...]:
     """The arguments that make a field of a recipe, which a field that is given takes the place of; none for a field
@@ -183,7 +195,7 @@ def unknown(name: str) -> str:
 def check_carried(values: Mapping[str, Any]) -> None:
     """Raises RecipeError for arguments that have no place in `hugging_face`."""
     reasons = []
-    for name in values.keys() - CARRIED.keys() - SPELLED:
+    for name in values.keys() - CARRIED.keys() - ASIDE.keys() - SPELLED:
         if name in REFUSED:
             reasons.append(f"{name}: {REFUSED[name][1]}")
         elif name in MAPPED:
