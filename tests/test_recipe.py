@@ -330,7 +330,6 @@ def test_a_name_too_long_for_a_file_is_no_recipe():
 
 
 @pytest.mark.parametrize(("name", "advice"), [
-    ("gpt2-24gb", "did you mean 'gpt2'?"),
     ("gpt2-mediun", "did you mean 'gpt2-medium'?"),
     ("whisper-small", "model: 'whisper-small' reads sound, and no task here does"),
     ("nosuch", "write a YAML file, a bundled recipe or model,"),

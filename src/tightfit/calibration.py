@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -24,6 +24,9 @@ from pydantic import TypeAdapter
 from tightfit.errors import writing
 from tightfit.files import write_atomically
 from tightfit.system import version_of
+
+Progress = Callable[[str, float], None]
+"""Called with the name of the next measurement, and the share of the work that is done, 0 to 1."""
 
 FOLDER = Path("~/.cache/tightfit/calibration")
 FORMAT: Literal[1] = 1

@@ -30,7 +30,6 @@ its name."""
 
 
 def install_command(library: str) -> str:
-    """The command that installs an optional library."""
     return f"pip install {INSTALL.get(library, library)}"
 
 

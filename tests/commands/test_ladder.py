@@ -29,7 +29,6 @@ from tightfit.system import STOPPING
     (["nothing-of-this-name"], "'nothing-of-this-name' is neither a ladder nor a recipe; the ladders: bert-large, "),
     (["nothing-of-this-name"], "transformer-156m-jax; or a recipe: see tightfit recipes\n"),
     (["acumulation"], "did you mean 'accumulation'?"),
-    (["gpt2-10gb"], "did you mean 'gpt2'?"),
     (["bert-large", "--peer", "hf"], "peer: 'hf'"),
     (["bert-large", "--scale", "half"], "scale: 'half' is not a scale; write one of full, reduced, smallest"),
     (["gpt2", "--scale", "reduced"], "scale: 'reduced' is for the ladders that have a name"),

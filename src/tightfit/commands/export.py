@@ -10,6 +10,7 @@ from rich.console import Console
 from tightfit.errors import RecipeError, one_line
 from tightfit.files import replacing_folder
 from tightfit.training.run_folder import MODEL, RECIPE, RunFolder
+from tightfit.training.summary import Summary
 
 MERGED = "merged"
 """The folder of a run in which the merged model lies, where no other is named."""
@@ -30,9 +31,9 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
     if not merge:
         raise RecipeError(f"{run}: {adapter} is the adapter, as peft reads it; write --merge for a model with it "
                           "worked into the weights")
-    summary = folder.summary() or {}
-    steps = summary.get("steps", 0)
-    if steps < recipe.max_steps and not summary.get("early_stopped"):
+    summary = Summary.of(run)
+    steps = summary.steps if summary else 0
+    if steps < recipe.max_steps and not (summary and summary.early_stopped):
         raise RecipeError(f"{run}: the run is to take {recipe.max_steps} steps, and its adapter is of {steps}; go on "
                           "with it by the command that began it")
     target = run / MERGED if output is None else output

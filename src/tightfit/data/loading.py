@@ -69,13 +69,11 @@ class GlobalBatchLoader:
         )
 
     def global_batch(self, index: int) -> GlobalBatch:
-        """The global batch of that index, counted from the run's beginning."""
         chosen, epoch = self.chosen(index)
         origin = f"epoch {epoch}, samples {_numbers(self.samples, chosen)}"
         return make_global_batch(self.samples, chosen, self.micro_batch_size, epoch, origin, self._part)
 
     def shard(self, rank: int, of: int) -> GlobalBatchLoader:
-        """The same global batches, of each the part of one of `of` processes."""
         found = copy(self)
         found._part = (rank, of)
         return found

@@ -89,7 +89,6 @@ def adds(plan: Plan) -> str:
 
 
 def answers(plan: Plan) -> Lines:
-    """All of it."""
     return choice(plan) + suggestions(plan) + details(plan)
 
 

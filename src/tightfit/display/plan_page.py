@@ -11,7 +11,7 @@ from markupsafe import Markup
 from tightfit.devices import GIB
 from tightfit.display.answers import answers
 from tightfit.display.memory_bar import PARTS, host_parts_of, parts_of
-from tightfit.display.words import as_written, columns, copy_columns, fits, heading, marks, throughput
+from tightfit.display.words import as_written, columns, copy_columns, fits, heading, marks, rank, throughput
 from tightfit.page import UNPRINTABLE, label_of, render, styled
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
@@ -23,7 +23,6 @@ SYMBOLS = {CHOSEN: "diamond", FITTING: "circle", TOO_LARGE: "x"}
 
 
 def plan_page(plan: Plan) -> str:
-    """The page."""
     choices, costs = columns(plan)
     moving = any(candidate.estimate.memory.host_by_category for candidate in plan.candidates)
     shown = [*choices, *costs, *(copy_columns() if moving else [])]
@@ -42,7 +41,7 @@ def plan_page(plan: Plan) -> str:
         subtitle=as_written(plan.chosen.recipe) if plan.chosen else f"Nothing fits on {plan.device.name}",
         figures=_figures(plan), answers=answers(plan), marks=marks(plan.candidates), words=1 + len(choices),
         heads=["#", *(column.heading.replace("\n", " ") for column in shown)],
-        rows=[[_rank(plan, candidate), *(column.text(candidate) for column in shown)] for candidate in plan.candidates],
+        rows=[[rank(plan, candidate), *(column.text(candidate) for column in shown)] for candidate in plan.candidates],
         frontier=_frontier(plan) if plan.candidates else None, bars=bars if plan.candidates else [],
         # in full: what is cut could not be copied
         yaml=Markup.escape(UNPRINTABLE.sub("?", to_yaml(plan.chosen.recipe.to_dict()))) if plan.chosen else "",
@@ -67,10 +66,6 @@ def _with_context(plan: Plan) -> str:
     return "memory with CUDA context" if plan.device.kind == "cuda" else "memory allocated"
 
 
-def _rank(plan: Plan, candidate: Candidate) -> str:
-    return f"{plan.candidates.index(candidate) + 1}{'*' * bool(candidate.changes_numerics)}"
-
-
 def _frontier(plan: Plan) -> Any:
     """Speed against memory in use, a point each, and the line of what none that fits beats in both."""
     figure, unit = go.Figure(), plan.candidates[0].estimate.time.unit
@@ -85,7 +80,7 @@ def _frontier(plan: Plan) -> Any:
     for candidate in plan.candidates:
         memory, time = candidate.estimate.memory, candidate.estimate.time
         colour = (CHOSEN if candidate == plan.chosen else FITTING if candidate.estimate.fit_rank.fits else TOO_LARGE)
-        off, name = memory.context_uncertainty / GIB, f"#{_rank(plan, candidate)}"
+        off, name = memory.context_uncertainty / GIB, f"#{rank(plan, candidate)}"
         figure.add_scatter(
             x=[memory.used / GIB], y=[time.throughput], name=f"{name}: {fits(candidate.estimate)}", mode="markers+text",
             text=[name], textposition="top center",
@@ -102,7 +97,7 @@ def _frontier(plan: Plan) -> Any:
 
 def _bars(plan: Plan, held: Callable[[Memory], Mapping[str, int]], limit: int) -> tuple[Any, list[list[str]]]:
     """A memory of each candidate as a stacked bar, and the same as a table's headings and rows."""
-    found = {f"#{_rank(plan, candidate)}": held(candidate.estimate.memory) for candidate in plan.candidates}
+    found = {f"#{rank(plan, candidate)}": held(candidate.estimate.memory) for candidate in plan.candidates}
     parts = [part for part in PARTS if any(part.key in each for each in found.values())]
     figure = go.Figure()
     for part in parts:

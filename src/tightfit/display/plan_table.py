@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tightfit.display.answers import Lines, adds, choice, details, suggestions
 from tightfit.display.memory_bar import host_parts_of, legend, memory_bar, parts_of, scale_of
-from tightfit.display.words import Column, as_written, batches, columns, copy_columns, heading, marks
+from tightfit.display.words import Column, as_written, batches, columns, copy_columns, heading, marks, rank
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.recipe.yaml import to_yaml
@@ -37,7 +37,6 @@ class ReadablePlan(Plan):
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """The same plan, readable."""
         return cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)})
 
     def __str__(self) -> str:
@@ -124,15 +123,11 @@ def _folded(column: Column) -> Column:
 def _written_out(plan: Plan) -> Table:
     """The choices as a person writes them, for terminals too narrow for a column each."""
     grid = Table.grid(padding=(0, 2))
-    for rank, candidate in enumerate(plan.candidates, start=1):
+    for candidate in plan.candidates:
         style = "bold" if candidate == plan.chosen else None
         micro = f"{batches(candidate.recipe)}: " if candidate.recipe.mode == "train" else ""
-        grid.add_row(_rank(rank, candidate), Text(micro + as_written(candidate.recipe)), style=style)
+        grid.add_row(rank(plan, candidate), Text(micro + as_written(candidate.recipe)), style=style)
     return grid
-
-
-def _rank(rank: int, candidate: Candidate) -> str:
-    return f"{rank}{'*' if candidate.changes_numerics else ''}"
 
 
 def _table(plan: Plan, chosen: Sequence[Column], bar: int | None = None) -> Table:
@@ -175,7 +170,7 @@ def _table_of(plan: Plan, shown: Sequence[Candidate], chosen: Sequence[Column], 
         table.add_column(bars.heading, no_wrap=True)
         held = [bars.held(candidate.estimate.memory) for candidate in shown]
     for number, candidate in enumerate(shown):
-        cells: list[RenderableType] = [_rank(plan.candidates.index(candidate) + 1, candidate)]
+        cells: list[RenderableType] = [rank(plan, candidate)]
         cells += [Text(column.text(candidate)) for column in chosen]
         if bars is not None:
             scale = scale_of([sum(each.values()) for each in held], bars.limit)

@@ -144,6 +144,11 @@ def marks(candidates: Sequence[Candidate], experts: bool = False) -> str:
     return "  ".join(found)
 
 
+def rank(plan: Plan, candidate: Candidate) -> str:
+    """A candidate's number in the plan, marked where it changes numerics."""
+    return f"{plan.candidates.index(candidate) + 1}{'*' * bool(candidate.changes_numerics)}"
+
+
 def _choice(field: str, candidate: Candidate) -> str:
     """A technique in a table's cell: its name and the knobs that are not the default."""
     choice = candidate.recipe.to_dict()[field]

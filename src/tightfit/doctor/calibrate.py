@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from tightfit.backends import load_backend
-from tightfit.calibration import FOLDER, Calibration, save
+from tightfit.calibration import FOLDER, Calibration, Progress, save
 from tightfit.devices import listed_device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
-
-Progress = Callable[[str, float], None]
-"""Called with the name of the next measurement, and the share of the work that is done, 0 to 1."""
 
 
 def calibrate(device: str, progress: Progress | None = None, folder: Path = FOLDER) -> tuple[Calibration, Path]:

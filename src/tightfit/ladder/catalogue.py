@@ -53,7 +53,6 @@ def guides() -> Guides:
 
 @cache
 def ladders() -> Mapping[str, Ladder]:
-    """Each ladder by its name."""
     return {name: TypeAdapter(Ladder).validate_python(_whole(name, values))
             for name, values in _read("ladders.yaml").items()}
 

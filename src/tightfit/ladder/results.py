@@ -227,7 +227,6 @@ def spreads(results: Iterable[RungResult]) -> list[Spread]:
 
 
 def quantiles(values: Sequence[float]) -> list[float]:
-    """Those of QUANTILES."""
     return [float(value) for value in np.quantile(values, list(QUANTILES.values()))]
 
 

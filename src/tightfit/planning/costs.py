@@ -28,7 +28,6 @@ class FitRank(IntEnum):
 
     @property
     def fits(self) -> bool:
-        """Whether it fits at all."""
         return self < FitRank.NONE
 
 

@@ -191,7 +191,6 @@ class RunProfile:
         return self._profiler.timed()
 
     def take(self, global_batch: Any, learning_rate: float) -> PendingResult:
-        """Take step `at`."""
         assert self._profiler is not None
         self._tokens = global_batch.tokens
         return self._profiler.profiled(global_batch, learning_rate)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,8 +161,7 @@ def recipe_values(name: str) -> dict[str, Any]:
 def recipe_hint(name: str, also: Iterable[str] = ()) -> str:
     """A suggestion for a name that no recipe has: one close to it, of a recipe or in `also`; empty where
     nothing is close."""
-    model = re.sub(r"-\d+gb$", "", name)  # a card is named by --gpu-memory
-    close = closest(model, [*bundled_recipes(), *BUNDLED, *also])
+    close = closest(name, [*bundled_recipes(), *BUNDLED, *also])
     return "" if close is None else f"did you mean {close!r}?"
 
 

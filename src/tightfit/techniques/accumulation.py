@@ -54,6 +54,7 @@ class ByBlock(Accumulation):
     speed: ClassVar[str] = "as a loop; with offload, as many times less traffic as micro-batches go together"
     memory: ClassVar[str] = "what every micro-batch of a sweep keeps for its backward pass, instead of one's"
     by_block: ClassVar[bool] = True
+    worth_trying: ClassVar = ({}, {"sweep": 2})
 
     sweep: Literal["auto"] | Positive = "auto"
     """Micro-batches that go through the blocks together; `auto` for all of a global batch's."""
@@ -79,10 +80,6 @@ class ByBlock(Accumulation):
             reasons.append(f"checkpointing={recipe.checkpointing.name} recomputes several blocks together, and "
                            "accumulation=by-block stops between them; write checkpointing=every-block")
         return reasons
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(), cls(sweep=2)]
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:

@@ -65,6 +65,7 @@ class Sdpa(Attention):
     speed: ClassVar[str] = "faster, most with long sequences"
     memory: ClassVar[str] = "linear in the sequence (flash, efficient and cuDNN kernels)"
     activation_share: ClassVar[float] = 0.5
+    worth_trying: ClassVar = ({}, {"kernel": "flash"}, {"kernel": "efficient"}, {"kernel": "cudnn"}, {"kernel": "math"})
 
     kernel: SdpaKernel = "auto"
     """The kernel to allow: auto lets the framework choose; flash and cudnn need half precision; math is the unfused
@@ -86,10 +87,6 @@ class Sdpa(Attention):
         if device.kind == "cuda" and self.kernel in ("flash", "cudnn"):
             reasons += _refuse_half_kernel(recipe, device, f"the {self.kernel} kernel", "attention.kernel=efficient")
         return reasons
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(), cls(kernel="flash"), cls(kernel="efficient"), cls(kernel="cudnn"), cls(kernel="math")]
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:

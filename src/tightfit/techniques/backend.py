@@ -59,6 +59,7 @@ class Jax(Backend):
     runs_torch: ClassVar[bool] = False
     compiles_whole_steps: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("jax", "jaxlib", "optax")
+    worth_trying: ClassVar = ({"layers": "unrolled"}, {"layers": "scanned"}, {"layers": "scanned", "unroll": 2})
 
     layers: Literal["auto", "unrolled", "scanned"] = "auto"
     """unrolled: every layer stands in the program, and XLA plans the memory of each; scanned: one stands there, in a
@@ -85,7 +86,3 @@ class Jax(Backend):
             return [f"unroll: {self.unroll} layers in a turn of the loop that only scanned layers have; write "
                     "backend.layers=scanned"]
         return []
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(layers="unrolled"), cls(layers="scanned"), cls(layers="scanned", unroll=2)]

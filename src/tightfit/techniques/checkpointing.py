@@ -48,13 +48,7 @@ class NoCheckpointing(Checkpointing):
     recomputes: ClassVar[bool] = False
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
-
-    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
-        return None if a["gradient_checkpointing"] else {}
+    hf_unless: ClassVar = "gradient_checkpointing"
 
 
 @technique
@@ -97,6 +91,7 @@ class EveryNth(Checkpointing):
     activation_share: ClassVar[float] = 0.6
     recomputing: ClassVar[float] = 0.1
     auto_on: ClassVar = ("pytorch",)
+    worth_trying: ClassVar = ({"n": 2}, {"n": 3})
 
     n: Positive = 2
     """Checkpoint one block in n."""
@@ -112,10 +107,6 @@ class EveryNth(Checkpointing):
     def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
         every = _hf_every(a)
         return {"n": every} if a["gradient_checkpointing"] and every is not None else None
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(n=2), cls(n=3)]
 
 
 @technique
@@ -175,6 +166,7 @@ class Selective(Checkpointing):
     name: ClassVar[str] = "selective"
     speed: ClassVar[str] = "a few percent slower"
     memory: ClassVar[str] = "saves the element-wise and normalization results"
+    worth_trying: ClassVar = ({}, {"keep": "attention"}, {"keep": "every-other-matmul"})
 
     keep: Literal["matmul-and-attention", "attention", "every-other-matmul"] = "matmul-and-attention"
     """Which results to keep: every matrix product's and attention's, attention's alone, or attention's and every
@@ -193,10 +185,6 @@ class Selective(Checkpointing):
         if self.offload and recipe.backend.runs_torch:
             return ["PyTorch keeps the results on the device; write checkpointing.offload=false, or backend=jax"]
         return []
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(), cls(keep="attention"), cls(keep="every-other-matmul")]
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:

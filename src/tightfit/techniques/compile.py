@@ -63,13 +63,7 @@ class NoCompile(Compile):
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
-
-    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
-        return None if a["torch_compile"] else {}
+    hf_unless: ClassVar = "torch_compile"
 
 
 @technique
@@ -81,6 +75,7 @@ class _Compiled(Compile):
     startup_seconds: ClassVar[float] = 60.0
     slowdown_share: ClassVar = {"cpu": -0.2, "cuda": -0.2}
     auto_on: ClassVar[tuple[str, ...]] = ("pytorch",)
+    worth_trying: ClassVar = ({}, {"backend": "aot_eager"})
 
     backend: CompileBackend = "inductor"
     """Who generates the code; see the table of backends."""
@@ -109,10 +104,6 @@ class _Compiled(Compile):
             return ["backend inductor generates C++ for the CPU, and no C++ compiler is on the PATH; install g++, "
                     "or write compile.backend=aot_eager"]
         return []
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(), cls(backend="aot_eager")]
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:

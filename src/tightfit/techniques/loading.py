@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ class Loading(Technique):
     exact: ClassVar = "bitwise"
     speed: ClassVar[str] = "faster where the step waits for data"
     memory: ClassVar[str] = "none on the device; each worker holds its prefetched global batches in host memory"
+    worth_trying: ClassVar = ({"workers": 0}, {"workers": 2}, {"workers": 2, "pin_memory": False})
 
     workers: Annotated[int, Field(ge=0), at_most(1024), NUMBER] | Literal["auto"] = "auto"
     """Worker processes; 0 prepares global batches in the training process; auto begins with 0 on the CPU and 2 on a
@@ -47,10 +48,6 @@ class Loading(Technique):
         ahead = {} if prefetch is None else {"prefetch": prefetch}
         # On a processor nothing is pinned, whatever is written.
         return {"workers": workers, **ahead, **({} if a["use_cpu"] else {"pin_memory": a["dataloader_pin_memory"]})}
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(workers=0), cls(workers=2), cls(workers=2, pin_memory=False)]
 
 
 def enough_workers(waited: float, seconds: float, now: int) -> int:

@@ -80,13 +80,7 @@ class NoOffload(Offload):
     name: ClassVar[str] = "none"
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline"
-
-    def hf_arguments(self, on_cpu: bool) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any]:
-        return {}
+    hf_unless: ClassVar = ""
 
 
 Share = Literal["auto"] | Annotated[float, Field(ge=0, le=1), NUMBER]

@@ -115,6 +115,7 @@ class AdamW(_Adam):
                           "paged_adamw_32bit": {"implementation": ("auto",)}}
     hf_names_on_cpu: ClassVar = {"adamw_torch": {"implementation": ("loop",)}}
     hf_adam: ClassVar[bool] = True
+    worth_trying: ClassVar = ({"implementation": "loop"}, {"implementation": "foreach"}, {"implementation": "fused"})
 
     implementation: Implementation = "auto"
     """loop, foreach (multi-tensor), fused, or apex where NVIDIA's Apex is installed; auto is fused."""
@@ -148,10 +149,6 @@ class AdamW(_Adam):
         if recipe.offloaded.uses_host or (update != "auto" and (update.deferred or update.in_backward)):
             reasons.append(f"Apex updates all weights at once, on the device; {instead}")
         return reasons
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(implementation="loop"), cls(implementation="foreach"), cls(implementation="fused")]
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:

@@ -183,6 +183,7 @@ class Fsdp(_Divided):
     speed: ClassVar[str] = "as ddp where the link hides half as many bytes again; slower where it does not"
     memory: ClassVar[str] = "weights, gradients and states divided by the number of devices; two blocks gathered"
     slowdown_share: ClassVar[Mapping[str, float]] = {"cuda": 0.05}
+    worth_trying: ClassVar = ({}, {"cpu_offload": True})
 
     reshard: bool = True
     """Drop a block's gathered weights after its forward pass, and gather them again for the backward pass."""
@@ -218,10 +219,6 @@ class Fsdp(_Divided):
     def slowdown(self, device: Device) -> float:
         return 0.5 if self.cpu_offload else super().slowdown(device)
 
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(), cls(cpu_offload=True)]
-
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         return -undivided_bytes(recipe) * (1.0 if self.cpu_offload else 1 - 1 / self.process_count)
 
@@ -249,6 +246,8 @@ class Zero(_Divided):
     memory: ClassVar[str] = "optimizer states, gradients, weights, by stage, divided by the number of devices"
     whole_weights: ClassVar[str] = "parallel.stage=2"
     auto_on: ClassVar = ()  # a plan divides with fsdp, which it traces
+    worth_trying: ClassVar = ({"stage": 1}, {"stage": 2}, {"stage": 3}, {"stage": 2, "offload": "cpu"},
+                              {"stage": 3, "offload": "cpu"})
 
     stage: Literal[1, 2, 3] = 2
     """Stage, by what is divided: 1 optimizer states, 2 gradients as well, 3 weights as well."""
@@ -274,10 +273,6 @@ class Zero(_Divided):
         held, whole = undivided_bytes(recipe), WIDE * (3 - self.stage)
         parts = 0.0 if self.cpu_offloads else (held + WIDE - whole) / self.process_count
         return whole + parts - held
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(stage=1), cls(stage=2), cls(stage=3), cls(stage=2, offload="cpu"), cls(stage=3, offload="cpu")]
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = super().refuse(recipe, device)

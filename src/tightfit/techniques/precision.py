@@ -187,6 +187,7 @@ class Bf16Pure(Precision):
     speed: ClassVar[str] = "as bf16, with no casts of weights"
     memory: ClassVar[str] = "2 bytes a weight, 2 a gradient, 4 for AdamW's states (6 with Kahan)"
     slowdown_share: ClassVar = {"cuda": -0.1}
+    worth_trying: ClassVar = ({}, {"rounding": "stochastic"})
 
     rounding: Rounding = "kahan"
     """How a weight takes an update smaller than its last bit: kahan keeps the lost part in one more bf16 tensor,
@@ -198,10 +199,6 @@ class Bf16Pure(Precision):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         return _refuse_bf16(device) + _refuse_rounding(self.rounding, recipe)
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(), cls(rounding="stochastic")]
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
@@ -227,6 +224,7 @@ class Fp8(Precision):
     memory: ClassVar[str] = "as bf16, with no half copies of the blocks' weights; compiled, less is kept of activations"
     slowdown_share: ClassVar = {"cuda": -0.1}
     auto_on: ClassVar = ("pytorch",)
+    worth_trying: ClassVar = ({}, {"scaling": "rowwise"}, {"weights": "bf16"})
 
     scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
     """One scale for a whole tensor, with gradients in e5m2; or one for each row and column, all of it in e4m3."""
@@ -255,10 +253,6 @@ class Fp8(Precision):
         if recipe.mode == "inference":
             reasons.append("fp8 is for training; write precision=bf16")
         return reasons
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(), cls(scaling="rowwise"), cls(weights="bf16")]
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:

@@ -83,6 +83,11 @@ class Technique:
     """How many times as long a prediction takes with it."""
     startup_seconds: ClassVar[float] = 0.0
     """Seconds before the first step, such as a compiler's."""
+    worth_trying: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    """Knobs of each of its settings that are worth trying."""
+    hf_unless: ClassVar[str | None] = None
+    """The one of Hugging Face's TrainingArguments that says something else, where it is meant without it; empty where
+    it is always meant."""
 
     @property
     def thriftier_knobs(self) -> list[tuple[dict[str, Any], str]]:
@@ -98,7 +103,7 @@ class Technique:
 
         on_cpu: whether the Trainer is told to use the processor.
         """
-        return None
+        return None if self.hf_unless is None else {}
 
     @classmethod
     def from_hf_arguments(cls, a: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -106,12 +111,12 @@ class Technique:
 
         Raises RecipeError naming an argument whose value no knob has.
         """
-        return None
+        return None if cls.hf_unless is None or a.get(cls.hf_unless) else {}
 
     @classmethod
     def representative_settings(cls) -> list[Self]:
         """The settings worth trying: what the ladder and the contract tests run over."""
-        return [cls()]
+        return [cls(**knobs) for knobs in cls.worth_trying]
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:

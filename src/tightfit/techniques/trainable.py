@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -115,10 +115,7 @@ class Lora(LowRank):
     tolerance: ClassVar[float] = 0.45
     speed: ClassVar[str] = "no gradients of weights: 4 N FLOPs a token in place of 6 N; wants a larger learning rate"
     memory: ClassVar[str] = "the weights, and about 1 % of the gradients and optimizer states"
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(), cls(rank=4, dropout=0.1, rslora=True)]
+    worth_trying: ClassVar = ({}, {"rank": 4, "dropout": 0.1, "rslora": True})
 
 
 @technique
@@ -148,6 +145,7 @@ class Layers(Trainable):
     share: ClassVar[float] = 0.1
     speed: ClassVar[str] = "faster: no gradients of frozen weights, and no backward pass below the first part"
     memory: ClassVar[str] = "the weights, and the parts' gradients and optimizer states"
+    worth_trying: ClassVar = ({"names": ("wte", "ln_f")},)
 
     names: Names = ()
     """Names of modules or weights, or what stands last or between in them: `lm_head`, `layers.31`, `self_attn`."""
@@ -160,8 +158,3 @@ class Layers(Trainable):
         if not self.names:
             reasons.append("names no part of the model; write trainable: {name: layers, names: [lm_head]}")
         return reasons
-
-    @classmethod
-    def representative_settings(cls) -> list[Self]:
-        return [cls(names=("wte", "ln_f"))]
-

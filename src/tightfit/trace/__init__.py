@@ -237,7 +237,6 @@ class Trace:
         raise KeyError(name)
 
     def spans_of(self, name: str, step: int) -> list[Span]:
-        """The spans of that name in a step."""
         return [span for span in self.spans if span.name == name and span.step == step]
 
     def lying_in(self, place: Place) -> list[Allocation]:

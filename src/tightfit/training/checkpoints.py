@@ -66,7 +66,6 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
 
 
 def folder_of(parent: Path, step: int) -> Path:
-    """The folder of a step's checkpoint."""
     return parent / f"step-{step:08d}"
 
 
@@ -94,7 +93,7 @@ def read(folder: Path) -> Checkpoint:
             path = folder / name
             if path.stat().st_size != expected["bytes"] or _crc32(path) != expected["crc32"]:
                 raise CheckpointError(f"{path}: not as it was written")
-        whole = written.get("crc32") in (None, _manifest_crc32(manifest))  # earlier versions wrote none
+        whole = written["crc32"] == _manifest_crc32(manifest)
         if not whole or not manifest["files"] or not all(isinstance(manifest[key], dict) for key in ("meta", "loop")):
             raise CheckpointError(f"{folder / MANIFEST}: not as it was written")
         return Checkpoint(folder=folder, step=manifest["step"], meta=manifest["meta"], loop=manifest["loop"])

@@ -19,7 +19,7 @@ from tightfit.text import percent
 from tightfit.training import checkpoints
 from tightfit.training.data_workers import DataWorkers
 from tightfit.training.listeners import Listener
-from tightfit.training.metrics_log import MetricsLog, NullMetricsLog
+from tightfit.training.metrics_log import MetricsLog
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.schedule import learning_rate, length_field
 from tightfit.training.state import (
@@ -42,7 +42,8 @@ class TrainingLoop:
     """Runs a step over global batches until `recipe.max_steps`, or until asked to stop.
 
     Where a step's figures are still on their way, they are read after the next one was dispatched, so that a device
-    never waits for the host. mfu: that of so many tokens a second. workers: data workers, where their number is open.
+    never waits for the host. log: of the first process. mfu: that of so many tokens a second. workers: data workers,
+    where their number is open.
     """
 
     recipe: Recipe
@@ -50,7 +51,7 @@ class TrainingLoop:
     source: GlobalBatchSource
     evaluation: Callable[[], Iterable[GlobalBatch]] | None
     folder: RunFolder
-    log: MetricsLog | NullMetricsLog
+    log: MetricsLog | None
     listener: Listener
     profile: RunProfile | None = None
     world: World = ALONE
@@ -90,7 +91,7 @@ class TrainingLoop:
         dispatched: DispatchedStep | None = None
         with StopRequest(self.listener.stopping) as stop, self.saved_on_out_of_memory(lambda: dispatched, stop):
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
-            self._remember(self.world.broadcast_from_rank0(lambda: self.log.evaluations))
+            self._remember(self.world.broadcast_from_rank0(lambda: self.log.evaluations if self.log else ()))
             if self._ends_at(state.step, recipe.eval_steps) and self._evaluated_at != state.step:
                 self.evaluate()  # which an end of the process came before
             self._restart_clock()
@@ -167,7 +168,6 @@ class TrainingLoop:
         return int(self.world.all_reduce_max(stop.signal or 0))
 
     def _dispatch(self, global_batches: Iterator[Any]) -> DispatchedStep:
-        """Dispatch the next step."""
         state, profile = self.state, self.profile
         rate, number = learning_rate(self.recipe, state.step), state.step + 1
         with nullcontext() if profile is None else profile.timed(number):
@@ -197,9 +197,8 @@ class TrainingLoop:
         now, compiled = time.perf_counter(), self.step.compile_seconds
         seconds = max(now - self._mark - (compiled - self._compiled), 1e-9)
         self._mark, self._compiled = now, compiled
-        state = self.state
+        state, interval = self.state, self._interval
         state.losses.append(result.loss.mean)
-        interval = self._interval
         interval.add(result)
         state.metrics = dict(result.metrics)
         state.tokens_seen += dispatched.global_batch.tokens
@@ -217,15 +216,16 @@ class TrainingLoop:
 
     def _write_line(self, dispatched: DispatchedStep, result: StepResult) -> None:
         seen, self._interval = self._interval, Interval()
-        self.log.write({
-            "step": dispatched.number,
-            "epoch": round(dispatched.number / len(self.source), 4),
-            **seen.figures(self.mfu),
-            "learning_rate": dispatched.learning_rate,
-            **({} if result.grad_norm is None else {"grad_norm": result.grad_norm}),
-            "num_input_tokens_seen": self.state.tokens_seen,
-            "peak_memory": self.step.peak_memory(),
-        })
+        if self.log is not None:
+            self.log.write({
+                "step": dispatched.number,
+                "epoch": round(dispatched.number / len(self.source), 4),
+                **seen.figures(self.mfu),
+                "learning_rate": dispatched.learning_rate,
+                **({} if result.grad_norm is None else {"grad_norm": result.grad_norm}),
+                "num_input_tokens_seen": self.state.tokens_seen,
+                "peak_memory": self.step.peak_memory(),
+            })
 
     def _pauses_at(self, step: int) -> bool:
         return self._ends_at(step, self.recipe.eval_steps) or self._ends_at(step, self.recipe.save_steps)
@@ -253,7 +253,8 @@ class TrainingLoop:
             return
         self._evaluated_at = self.state.step
         self.state.evaluation = evaluation_metrics(found)
-        self.log.write({"step": self.state.step, **self.state.evaluation})
+        if self.log is not None:
+            self.log.write({"step": self.state.step, **self.state.evaluation})
         self.listener.message(f"step {self.state.step}: held-out {metrics_text(self.state.evaluation)}")
         if self.best is not None and self.best.add(self.state.step, self.state.evaluation):
             self.save()

@@ -90,18 +90,3 @@ class MetricsLog:
     def __exit__(self, *raised: object) -> None:
         self._file.close()
         self._trackers.close()
-
-
-class NullMetricsLog:
-    """The log of a process that another one writes for."""
-
-    evaluations: tuple[dict[str, Any], ...] = ()
-
-    def write(self, values: dict[str, Any]) -> None:
-        """Nothing: the first process writes."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        """Nothing is open."""

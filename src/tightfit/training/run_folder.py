@@ -152,11 +152,3 @@ class RunFolder:
             with suppress(ValueError, RecursionError):
                 values = json.loads(line)
             yield line, values if isinstance(values, dict) and isinstance(values.get("step"), int) else {}
-
-    def summary(self) -> dict[str, Any] | None:
-        """The summary of a run that finished here; None where there is none that can be read."""
-        try:
-            values = json.loads((self.path / SUMMARY).read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        return values if isinstance(values, dict) and isinstance(values.get("steps"), int) else None

@@ -18,7 +18,7 @@ from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 from tightfit.text import percent, size
-from tightfit.training.run_folder import finite
+from tightfit.training.run_folder import SUMMARY, finite
 
 if TYPE_CHECKING:
     from tightfit.backends.base import Step
@@ -96,6 +96,14 @@ class Summary:
     def read(cls, path: Path) -> Self:
         """The summary in a file. Raises OSError, and ValueError for one that is damaged or of another version."""
         return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
+
+    @classmethod
+    def of(cls, run: Path) -> Self | None:
+        """The summary of a run that finished in a folder; None where there is none that `read` can read."""
+        try:
+            return cls.read(run / SUMMARY)
+        except (OSError, ValueError):
+            return None
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each figure, as a person reads them."""

@@ -24,7 +24,7 @@ from tightfit.training import checkpoints
 from tightfit.training.data_workers import data_workers
 from tightfit.training.listeners import LastingConsole, Listener, Terminal
 from tightfit.training.loop import TrainingLoop
-from tightfit.training.metrics_log import MetricsLog, NullMetricsLog, require_trackers
+from tightfit.training.metrics_log import MetricsLog, require_trackers
 from tightfit.training.model_folder import finish_model, loaded_by
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.schedule import length_field, respaced
@@ -140,7 +140,7 @@ class Trainer:
         kept = bool(checkpoints.folders(folder.checkpoints))
         finished = _finished(folder, recipe, saved)
         if saved is not None and not kept and finished is None and (
-                folder.summary() is not None or (folder.path / MODEL).is_dir()):
+                (folder.path / SUMMARY).exists() or (folder.path / MODEL).is_dir()):
             raise CheckpointError(f"output_dir: {folder.path} holds a finished run whose checkpoints are gone; write "
                                   "another output_dir")
         if saved is not None and (kept or finished is not None):
@@ -200,7 +200,7 @@ class Trainer:
                 folder.write_json(PLAN, session.plan.to_json())
         if profile is not None:
             profile.begin(step, first_step, tuple(build.notes))
-        metrics = NullMetricsLog() if world.rank else MetricsLog(recipe, folder.path, first_step)
+        metrics = nullcontext() if world.rank else MetricsLog(recipe, folder.path, first_step)
         with build.process_settings(), closing(step), metrics as log:
             loop = TrainingLoop(
                 recipe, step, source, None if evaluation is None else
@@ -290,9 +290,8 @@ def _finished(folder: RunFolder, recipe: Recipe, saved: Recipe | None) -> Summar
         if saved is None or saved.num_train_epochs != recipe.num_train_epochs:
             return None
         recipe = saved
-    try:
-        summary = Summary.read(folder.path / SUMMARY)
-    except (OSError, ValueError):  # none, or one of another version
+    summary = Summary.of(folder.path)
+    if summary is None:
         return None
     if summary.early_stopped and saved is not None:
         ended = ("best_metric", "early_stopping_patience", "early_stopping_threshold")

@@ -45,9 +45,6 @@ Function = Callable[..., jax.Array]
 def network_of(config: Any, task: str) -> Network:
     """The model that a configuration describes. Raises ModelError for one that has no counterpart here."""
     if isinstance(config, TransformerConfig):
-        if task not in ("causal-lm", "masked-lm"):
-            raise ModelError(f"task: the bundled transformer gives logits for each token, which {task} does not use; "
-                             "write task=causal-lm")
         return transformer(config)
     makers = {"gpt2": gpt2, **dict.fromkeys(LLAMA_LIKE, llama)}
     if task != "causal-lm" or config.model_type not in makers:

@@ -24,7 +24,8 @@ def op_names() -> Iterator[Callable[[], tuple[str, ...]]]:
     when that is over."""
     # A caller's own profiler would end with this one: then kernels go unnamed. Op names are all that is asked for:
     # without Kineto, whose first start takes seconds.
-    profiler = None if _profiler_runs() else torch.autograd.profiler.profile(use_kineto=False)
+    running = torch._C._autograd._profiler_enabled()
+    profiler = None if running else torch.autograd.profiler.profile(use_kineto=False)
     with ExitStack() as stack:
         if profiler is not None:
             with _no_kineto_log():
@@ -59,13 +60,6 @@ def check_outputs(build: Build, batch: TensorBatch, outputs: Tensor) -> None:
         raise ModelError(f"model: the logits of {name} depend on no parameter that can be trained")
 
 
-def _profiler_runs() -> bool:
-    """Whether a profiler is at work in this process. Only a private function of torch says; without it, one may be."""
-    autograd = getattr(torch._C, "_autograd", None)
-    enabled = getattr(autograd, "_profiler_enabled", None)
-    return True if enabled is None else bool(enabled())
-
-
 @contextmanager
 def _no_kineto_log() -> Iterator[None]:
     """Keep Kineto from writing to stderr, unless a level was asked for. It reads the level once, as it first starts."""
@@ -81,9 +75,8 @@ def _no_kineto_log() -> Iterator[None]:
 
 
 def compile_seconds() -> float:
-    """Seconds that Dynamo and its backends have spent compiling in this process; 0 where this torch does not say."""
+    """Seconds that Dynamo and its backends have spent compiling in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:  # nothing was compiled, and loading Dynamo takes seconds
         return 0.0
-    times: dict[str, list[float]] = getattr(dynamo, "compilation_time_metrics", {})  # a private record
-    return sum(sum(times.get(name, ())) for name in OUTERMOST)
+    return sum(sum(dynamo.compilation_time_metrics.get(name, ())) for name in OUTERMOST)

@@ -32,9 +32,6 @@ WEIGHTS = "model.safetensors"
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 """Names of a folder's weights."""
 
-LOGITS_OF_EACH_TOKEN = ("causal-lm", "masked-lm")
-"""The tasks that the bundled transformer serves."""
-
 SEES_BOTH_SIDES = frozenset({"xlnet", "xlm", "flaubert"})
 """Model types whose causal-lm class is not causal by itself."""
 
@@ -85,7 +82,7 @@ def build_model(
                                    "configuration"))
     if isinstance(config, TransformerConfig):
         with nullcontext() if stored else drawing:
-            model = _our_transformer(config, Path(source.name) if stored else None, task, device, dtype)
+            model = _our_transformer(config, Path(source.name) if stored else None, device, dtype)
         return BuiltModel(ready_to_train(model, recipe), tuple(notes))
     if task.name == "causal-lm" and config.model_type in SEES_BOTH_SIDES:
         notes.append(f"{type(config).__name__} sees the tokens it predicts: its causal-lm loss says nothing")
@@ -206,11 +203,8 @@ def _from_stored(
 
 
 def _our_transformer(
-    config: TransformerConfig, folder: Path | None, task: Task, device: torch.device, dtype: torch.dtype
+    config: TransformerConfig, folder: Path | None, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
-    if task.name not in LOGITS_OF_EACH_TOKEN:
-        raise ModelError(f"task: the bundled transformer gives logits for each token, which {task.name} does not use; "
-                         f"write task={LOGITS_OF_EACH_TOKEN[0]}")
     from tightfit.backends.pytorch.transformer import Transformer
 
     with torch.device(device), local_torch_dtype(dtype):  # it has no buffers that this could round

@@ -49,9 +49,9 @@ def without_a_mode(func: Any, args: tuple[Any, ...], made_by: str, alone: tuple[
 def counts_of_a_gradient() -> tuple[int, int]:
     """Reference counts of a gradient that only autograd holds, and of its memory, as a mode is handed it.
 
-    Tried, for it hangs on how torch calls a mode. (-1, -1), which nothing has, in a torch that does not say.
+    Tried, for it hangs on how torch calls a mode.
     """
-    found = [(-1, -1)]
+    found: list[tuple[int, int]] = []
     watched = []
 
     class Listen(TorchDispatchMode):
@@ -71,8 +71,5 @@ def counts_of_a_gradient() -> tuple[int, int]:
 
 
 def _counts(tensor: Tensor) -> tuple[int, int]:
-    references = getattr(tensor, "_use_count", None)
-    memory = getattr(torch._C, "_storage_Use_Count", None)
-    if references is None or memory is None:
-        return (-2, -2)
-    return int(references()), int(memory(tensor.untyped_storage()._cdata))
+    references: int = tensor._use_count()  # type: ignore[attr-defined]
+    return references, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)

@@ -34,7 +34,6 @@ class TrackedMemory:
         self._unowned: list[tuple[Allocation | Op, Arguments]] = []
 
     def next(self) -> int:
-        """The next tick."""
         self.tick += 1
         return self.tick
 
@@ -114,7 +113,6 @@ class TrackedMemory:
         self._fixed.add(index)
 
     def alive(self) -> frozenset[int]:
-        """The allocations that are alive."""
         return frozenset(index for _, index in self._live.values())
 
     def repeat(self, start: int, stop: int, ticks: int) -> None:

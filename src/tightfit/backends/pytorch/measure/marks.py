@@ -79,7 +79,6 @@ class Marks(Tracker):
             self.memory.finalize_categories(self.backwards)
 
     def enter(self, phase: Phase) -> None:
-        """A phase begins."""
         self.close()
         self._mark.enter_context(record_function(f"{MARK}phase:{len(self.phases)}"))
         self.phases.append(phase)

@@ -60,7 +60,6 @@ class Meter:
         self._last = time.perf_counter()
 
     def read(self) -> Timings:
-        """Timings of the steps."""
         assert self.done, f"{len(self._losses)} of {self.total} steps were taken"
         if self._device.type == "cpu":
             return Timings(seconds=tuple(self._seconds), losses=tuple(self._losses), peak_allocated=self._allocated,

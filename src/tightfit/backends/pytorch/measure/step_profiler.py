@@ -195,7 +195,6 @@ class _Clock:
         self._began = time.perf_counter()
 
     def enter(self, phase: Phase) -> None:
-        """A phase begins."""
         if not self._marks:
             self._got = time.perf_counter()
         self._marks.append((phase, self._now()))

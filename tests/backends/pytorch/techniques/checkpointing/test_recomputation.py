@@ -215,12 +215,6 @@ def test_a_chain_that_names_a_module_twice_is_an_error() -> None:
         recompute(model, [[block, block]])
 
 
-def test_a_torch_without_the_private_checkpoint_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(checkpoint, "_checkpoint_without_reentrant_generator")
-    with pytest.raises(ModelError, match="no checkpoint that spans several modules; write checkpointing=every-block"):
-        build(seeded(Plain), TOGETHER)
-
-
 def compiled(technique: Checkpointing) -> nn.Module:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

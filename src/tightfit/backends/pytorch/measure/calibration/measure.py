@@ -24,11 +24,8 @@ from torch.nn import functional as F
 from tightfit.backends.pytorch.measure.calibration.link import has_bf16, measure_link
 from tightfit.backends.pytorch.measure.calibration.timing import Call, host_seconds, ops_of, seconds
 from tightfit.backends.pytorch.techniques.precision import fp32_products
-from tightfit.calibration import BATCH, Calibration, Curve, Grid, processor, torch_version
+from tightfit.calibration import BATCH, Calibration, Curve, Grid, Progress, processor, torch_version
 from tightfit.devices import listed_device
-
-Progress = Callable[[str, float], None]
-"""Called with the name of the next measurement, and the share of the work that is done, 0 to 1."""
 
 MATMUL_SIZES = {"cpu": (16, 64, 256, 1024), "cuda": (64, 256, 1024, 4096, 16384)}
 BATCH_SIZES = {"cpu": (16, 64, 256), "cuda": (64, 256, 1024)}

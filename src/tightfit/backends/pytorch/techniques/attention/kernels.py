@@ -5,7 +5,6 @@ Shapes are as in `attention_functions`: query (B, H, T, D), key and value (B, he
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any, Literal
 
@@ -21,6 +20,8 @@ from tightfit.errors import ModelError
 
 HALF = (torch.float16, torch.bfloat16)
 """Number formats of 16 bits."""
+GROUPS_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+"""Whether torch's variable-length kernel takes fewer heads of keys than of queries, as from torch 2.12 on."""
 
 PackedWay = Literal["rows", "varlen", "slices", "dense"]
 
@@ -108,35 +109,16 @@ def varlen(
     """Documents apart through torch's variable-length kernel. Its longest document is given as a whole row: an upper
     bound that the device need not be asked for."""
     rows, heads, length, size = query.shape
-    options: dict[str, Any] = {"scale": scaling}
-    if _varlen_takes("window_size"):
-        reach = -1 if window is None else window - 1
-        options["window_size"] = (reach, 0 if causal else reach)
-    elif window is not None:
-        raise ModelError("attention: this PyTorch's variable-length kernel has no sliding window; "
-                         "write data.packing=false, or install a newer PyTorch")
-    else:
-        options["is_causal"] = causal
-    if _varlen_takes("enable_gqa"):
-        options["enable_gqa"] = heads != key.shape[1]
-    else:
+    reach = -1 if window is None else window - 1
+    grouped: dict[str, Any] = {"enable_gqa": heads != key.shape[1]} if GROUPS_HEADS else {}
+    if not GROUPS_HEADS:
         key, value = repeat_heads(query, key, value)
     dtype = compute_dtype(query)
     q, k, v = (t.to(dtype).transpose(1, 2).flatten(0, 1) for t in (query, key, value))
-    output = varlen_attn(q, k, v, starts, starts, length, length, **options)
+    output = varlen_attn(q, k, v, starts, starts, length, length, scale=scaling,
+                         window_size=(reach, 0 if causal else reach), **grouped)
     assert isinstance(output, Tensor)
     return output.view(rows, length, heads, size)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _varlen_takes(option: str) -> bool:
-    return option in _varlen_options()
-
-
-@functools.cache
-def _varlen_options() -> frozenset[str]:
-    """Arguments of torch's variable-length kernel: causality and grouped heads are said differently across versions."""
-    return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 def slices(

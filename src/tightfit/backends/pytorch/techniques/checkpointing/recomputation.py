@@ -181,7 +181,6 @@ class _Region:
         self.modules = tuple(modules)
         self.model = model
         self.context_fn = context_fn
-        self.generator = _checkpoint_generator()
         self.forwards: list[Forward] = [module.forward for module in modules]
         self.first = [_first_parameter(forward) for forward in self.forwards]
         self.run: _Run | None = None
@@ -228,7 +227,8 @@ class _Region:
     def _open(self, chained: Any) -> _Run:
         calls: list[Forward] = []
         context_fn = sparing_buffers(self.modules, self.context_fn)
-        checkpoint = self.generator(partial(_replay, calls), True, context_fn, "default", False, True, chained)
+        checkpoint = torch_checkpoint._checkpoint_without_reentrant_generator(
+            partial(_replay, calls), True, context_fn, "default", False, True, chained)
         next(checkpoint)
         self.run = _Run(checkpoint, calls, chained)
         return self.run
@@ -273,14 +273,3 @@ def _close_all(regions: Sequence[_Region], model: nn.Module, args: Any, output: 
     left = [region for region in reversed(regions) if region.abandon()]
     if left and output is not None:
         raise left[0].left_open()
-
-
-def _checkpoint_generator() -> Callable[..., Generator[None, None, None]]:
-    """torch's non-reentrant checkpoint in two halves. A private interface: this is the one place that names it."""
-    found = getattr(torch_checkpoint, "_checkpoint_without_reentrant_generator", None)
-    if found is None:
-        raise ModelError(
-            f"torch {torch.__version__} has no checkpoint that spans several modules; write checkpointing=every-block"
-        )
-    generator: Callable[..., Generator[None, None, None]] = found
-    return generator

@@ -9,6 +9,7 @@ gradient.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,7 @@ from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.simulated_device import active_simulated_cuda
-from tightfit.errors import ModelError
+from tightfit.errors import ModelError, Refused
 from tightfit.techniques import optimizer as declared
 
 Groups = list[dict[str, Any]]
@@ -87,15 +88,39 @@ def adamw(technique: declared.AdamW, build: Build) -> Build:
 
 
 def _apex(technique: declared.AdamW, build: Build, options: dict[str, Any]) -> Build:
-    """Apex's fused AdamW; in a plan, on whose tensors its kernels cannot run, torch's of the same states."""
-    from tightfit.backends.pytorch.techniques.optimizer.apex import fused_adam, load_fused_adam  # for these alone
+    """Apex's fused AdamW, of which each parameter's state has the count of steps that Apex keeps by group: a checkpoint
+    holds the states. In a plan, on whose tensors its kernels cannot run, torch's of the same states."""
+    if active_simulated_cuda() is not None:
+        note = "optimizer: Apex's kernel is planned as torch's own fused one, whose states it has"
+        build = replace(build, notes=(*build.notes, note))
+        return _with(build, torch.optim.AdamW, technique.weight_decay, **options, **IMPLEMENTATIONS["fused"])
+    try:
+        fused: Any = importlib.import_module("apex.optimizers").FusedAdam
+    except (ImportError, AttributeError):
+        raise Refused("optimizer.implementation: apex needs NVIDIA's Apex, which is not installed (pip's package of "
+                      "that name is another one); build it from github.com/NVIDIA/apex, or write "
+                      "optimizer.implementation=fused") from None
 
-    if active_simulated_cuda() is None:
-        load_fused_adam()  # or it is refused
-        return _with(build, fused_adam, technique.weight_decay, **options)
-    note = "optimizer: Apex's kernel is planned as torch's own fused one, whose states it has"
-    build = replace(build, notes=(*build.notes, note))
-    return _with(build, torch.optim.AdamW, technique.weight_decay, **options, **IMPLEMENTATIONS["fused"])
+    def made(groups: Groups, **options: Any) -> Optimizer:
+        optimizer: Optimizer = fused(groups, adam_w_mode=True, **options)
+        optimizer.register_step_pre_hook(_count_by_group)
+        optimizer.register_step_post_hook(_count_by_state)
+        return optimizer
+
+    return _with(build, made, technique.weight_decay, **options)
+
+
+def _count_by_group(optimizer: Any, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        group["step"] = max((optimizer.state[parameter].get("step", 0) for parameter in group["params"]
+                             if parameter in optimizer.state), default=0)
+
+
+def _count_by_state(optimizer: Any, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter in optimizer.state:
+                optimizer.state[parameter]["step"] = group["step"]
 
 
 def sgd(technique: declared.Sgd, build: Build) -> Build:

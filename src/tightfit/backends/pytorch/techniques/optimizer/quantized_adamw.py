@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchao import optim as torchao_optim
 from torchao.optim import subclass_4bit, subclass_8bit
@@ -38,8 +38,7 @@ class _Quantized:
         self._in_32_bits, self._declared = frozenset(in_32_bits), declared
         super().__init__(groups, **options)  # type: ignore[call-arg]
         # torchao reads these tables' values once, which fake tensors have not. Torch's way out of those is private.
-        real = getattr(torch._subclasses.fake_tensor, "unset_fake_temporarily", nullcontext)
-        with real():
+        with unset_fake_temporarily():
             for module in (subclass_4bit, subclass_8bit):
                 module.get_qmap_signed()
                 module.get_qmap_unsigned()
