@@ -130,9 +130,12 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
     try:
         return _from_fields(recipe, facts, named or texts, progress)
     except MissingField as missing:
-        usual = usual_fields(missing.present) if named is None and task.predicts == "next" else None
-        if usual is None:
+        if named is not None or task.predicts != "next":
             raise
+        usual = usual_fields(missing.present)
+        if usual is None:
+            raise DataError(f"{missing}, data.messages=<that of conversations>, or data.prompt=<what is given> "
+                            "data.completion=<what is learned>") from None
     return _from_fields(recipe, facts, usual, progress)
 
 

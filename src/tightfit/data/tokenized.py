@@ -185,7 +185,7 @@ def _encode(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress
     writers = {key: [StreamWriter(folder / part / key, sizes[key]) for part in PARTS] for key in streams}
     parts: list[int] = []
     total = len(split.chosen)
-    for batch in _batches(split.rows(), [column for column, key in enumerate(wanted) if key in (*TEXTS, MESSAGES)]):
+    for batch in _batches(split.rows(), [column for column, key in enumerate(wanted) if key != LABEL]):
         here, rows = [part for part, _ in batch], [row for _, row in batch]
         if LEARNED in streams:
             from tightfit.data.chat import encode  # for what is learned in part, alone
