@@ -130,7 +130,7 @@ def test_an_empty_folder_takes_the_model_where_none_is_replaced(tiny, run, tmp_p
     assert (tmp_path / "empty" / "config.json").is_file()
 
 
-def test_what_cannot_be_written_or_is_not_finished_says_why(tiny, run, tmp_path):
+def test_what_cannot_be_written_or_is_not_finished_says_why(tiny, run, tmp_path, monkeypatch):
     Trainer(recipe={**tiny, "trainable": "lora", "max_steps": 1}).train()
     path = Path(tiny["output_dir"])
     file = tmp_path / "file"
@@ -138,6 +138,9 @@ def test_what_cannot_be_written_or_is_not_finished_says_why(tiny, run, tmp_path)
     for target in (file, file / "folder"):
         status, _, error = run("export", path, "--merge", "--output", target)
         assert (status, "--output" in error) == (2, True), error
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert "--output: . is the folder that you are in; write" in run("export", path, "--merge", "--output", ".")[2]
     recipe = (path / "recipe.yaml").read_text()
     (path / "recipe.yaml").write_text(recipe.replace("trainable: lora", "trainable: {name: lora, rank: 8}"))
     status, _, error = run("export", path, "--merge")
