@@ -324,6 +324,12 @@ def test_the_task_is_that_of_the_saved_model(architecture, more, task, tmp_path:
     assert load_recipe("owner/model").task == task
 
 
+def test_training_arguments_are_no_recipe_and_where_they_go_is_said(tmp_path: Path):
+    (tmp_path / "args.json").write_text("{}")
+    with pytest.raises(RecipeError, match=r"plan MODEL --training-args \S+args.json, which with --save mine.yaml writes"):
+        load_recipe(str(tmp_path / "args.json"))
+
+
 def test_a_name_too_long_for_a_file_is_no_recipe():
     with pytest.raises(RecipeError, match="is not a recipe"):
         load_recipe("a" * 5000)

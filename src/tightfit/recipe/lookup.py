@@ -151,7 +151,11 @@ def recipe_values(name: str) -> dict[str, Any]:
     if (path / "config.json").is_file():
         return _for_model(name, task_of(name) or Recipe.model_fields["task"].default)
     if exists:
-        raise RecipeError(f"{name}: a recipe file's name ends in .yaml; a model's folder is named by model={name}")
+        instead = f"a model's folder is named by model={name}"
+        if path.suffix == ".json":
+            instead = (f"TrainingArguments go behind a model: tightfit plan MODEL --training-args {name}, which with "
+                       "--save mine.yaml writes their recipe")
+        raise RecipeError(f"{name}: a recipe file's name ends in .yaml; {instead}")
     if HUB_ID.fullmatch(name) or FACTORY.fullmatch(name):
         return {"model": name}
     if reason := refusal_of(name):
