@@ -326,7 +326,7 @@ def test_the_task_is_that_of_the_saved_model(architecture, more, task, tmp_path:
 
 def test_training_arguments_are_no_recipe_and_where_they_go_is_said(tmp_path: Path):
     (tmp_path / "args.json").write_text("{}")
-    with pytest.raises(RecipeError, match=r"plan MODEL --training-args \S+args.json, which with --save mine.yaml writes"):
+    with pytest.raises(RecipeError, match=r"plan MODEL --training-args \S+args.json, which with --save mine.yaml"):
         load_recipe(str(tmp_path / "args.json"))
 
 
