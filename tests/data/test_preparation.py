@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,8 @@ def test_a_part_to_evaluate_on_has_the_classes_of_the_rest(tmp_path: Path) -> No
     assert prepared.evaluation is not None
     assert (len(prepared.train), len(prepared.evaluation)) == (10, 2)
     assert prepared.evaluation.batch(np.arange(2), 0)[0].labels.tolist() == [0, 2]
+    with pytest.raises(DataError, match=r"3 classes \('a' among the held-out rows alone\) and the model 2; write num"):
+        prepare(settings.override(data=data), replace(FACTS, num_labels=2))
 
 
 def test_a_split_to_evaluate_on(tmp_path: Path) -> None:
