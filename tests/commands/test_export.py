@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.architectures import tiny_model
+from tests.training.test_best import Said
 from tightfit.training.trainer import Trainer
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs home again\n" * 40
@@ -101,6 +102,22 @@ def test_a_classifiers_head_and_the_names_of_its_classes_are_in_the_adapter(tmp_
     assert run("export", path, "--merge")[0] == 0
     assert transformers.AutoConfig.from_pretrained(path / "merged").id2label == {0: "no", 1: "yes"}
     assert (path / "merged" / "tokenizer.json").is_file()
+
+
+def test_a_base_that_lacks_more_than_the_head_is_written_whole(tmp_path, folder, run):
+    tiny_model("bert", vocab_size=300).save_pretrained(tmp_path / "base")  # a masked-lm's, which has no pooler
+    rows = [{"text": f"word {number}", "label": "abc"[number % 3]} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = Said()
+    Trainer(recipe={**folder, "task": "sequence-classification", "data": str(tmp_path / "rows.jsonl"), "num_labels": 3,
+                    "tokenizer": "train", "trainable": "lora", "batch_size": 4}, listener=said).train()
+    path = Path(folder["output_dir"])
+    assert any("AutoPeftModelForSequenceClassification.from_pretrained(" in text and text.endswith(", num_labels=3)")
+               for text in said.texts)
+    theirs = logits(peft.AutoPeftModelForSequenceClassification.from_pretrained(path / "model", num_labels=3))
+    assert run("export", path, "--merge")[0] == 0
+    merged = logits(transformers.AutoModelForSequenceClassification.from_pretrained(path / "merged"))
+    torch.testing.assert_close(merged, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("words", "said"), [
