@@ -215,7 +215,9 @@ def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: T
                           special_ids=tokenizer.special_ids, seed=recipe.seed)
     if packed:
         return Packed(part.streams[TEXT], recipe.seq_len, masking, part.streams.get(LEARNED))
-    return padded(Documents(part=part, seq_len=recipe.seq_len, facts=facts, masking=masking), recipe, facts)
+    documents = Documents(part=part, seq_len=recipe.seq_len, facts=facts, masking=masking,
+                          special_ids=(*tokenizer.special_ids, tokenizer.end_id))
+    return padded(documents, recipe, facts)
 
 
 def unigram_loss(task: Task, train: Part, held_out: Part) -> float | None:
