@@ -43,7 +43,10 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
         raise RecipeError(f"--output: {target} is {what}; write another one, or remove it")
     from safetensors import SafetensorError
 
-    from tightfit.backends.pytorch.merge import merge as merged  # torch takes seconds
+    from tightfit.backends import quiet_loading
+
+    with quiet_loading():
+        from tightfit.backends.pytorch.merge import merge as merged  # torch takes seconds
 
     console = Console(soft_wrap=True)
     try:
