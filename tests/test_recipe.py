@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from transformers import TrainingArguments
 from typer.testing import CliRunner
 
 from tightfit.bundled import BUNDLED, bundled_recipes
@@ -322,6 +324,26 @@ def test_the_task_is_that_of_the_saved_model(architecture, more, task, tmp_path:
     assert as_recipe({"seq_len": 8}, str(tmp_path)).task == task
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: str(tmp_path / file))
     assert load_recipe("owner/model").task == task
+
+
+@pytest.mark.parametrize(("name", "encoder_decoder", "task"), [
+    ("BertForSequenceClassification", False, "sequence-classification"),
+    ("T5ForConditionalGeneration", True, "seq2seq"),
+    ("LlavaForConditionalGeneration", False, "causal-lm"), ("Tiny", None, "causal-lm"),
+])
+def test_the_task_is_that_of_a_modules_class(name, encoder_decoder, task):
+    module = type(name, (), {"named_parameters": lambda self: []})()
+    if encoder_decoder is not None:
+        module.config = SimpleNamespace(is_encoder_decoder=encoder_decoder)
+    assert as_recipe({"seq_len": 8}, module).task == task
+    assert as_recipe({"task": "masked-lm"}, module).task == "masked-lm"
+    assert as_recipe(TrainingArguments(), module).task == task
+
+
+def test_training_arguments_are_no_recipe_and_where_they_go_is_said(tmp_path: Path):
+    (tmp_path / "args.json").write_text("{}")
+    with pytest.raises(RecipeError, match=r"plan MODEL --training-args \S+args.json, which with --save mine.yaml"):
+        load_recipe(str(tmp_path / "args.json"))
 
 
 def test_a_name_too_long_for_a_file_is_no_recipe():

@@ -76,9 +76,9 @@ def plan(
     gpu_memory: GpuMemory = None,
     host_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `64GB` of the machine around the GPU, for what waits there.")] = None,
-    gpus: Annotated[int | None, typer.Option(
+    gpus: Annotated[str | None, typer.Option(
         metavar="N", help="Such GPUs in a machine, which train together; `--gpu 8xh100-sxm` says the same.")] = None,
-    nodes: Annotated[int | None, typer.Option(metavar="N", help="Such machines.")] = None,
+    nodes: Annotated[str | None, typer.Option(metavar="N", help="Such machines.")] = None,
     network: Annotated[str | None, typer.Option(
         metavar="SPEED", help="What each machine sends to the others in a second, such as `100Gbit` or `8x400Gbit`.",
     )] = None,
@@ -97,7 +97,7 @@ def plan(
     largest: Annotated[str | None, typer.Option(
         metavar="WHAT", help="The largest `micro_batch_size` that fits, or the largest bundled model of a quoted "
         "pattern such as `'model=qwen2.5-*'`, and the plan of it.")] = None,
-    top: Annotated[int | None, typer.Option(metavar="N", help="Show only the N best.")] = None,
+    top: Annotated[str | None, typer.Option(metavar="N", help="Show only the N best.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that is known of a plan.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Plan anew what was planned before.")] = False,
 ) -> None:  # fmt: skip

@@ -38,6 +38,8 @@ def test_a_level_that_someone_has_set_stands(loggers):
     loggers[0].setLevel(logging.DEBUG)
     with quiet_loading():
         assert loggers[0].level == logging.DEBUG
+        loggers[0].setLevel(logging.WARNING)  # as transformers does
+    assert loggers[0].level == logging.DEBUG
 
 
 def test_a_missing_framework_is_named_with_what_to_install(monkeypatch):

@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.architectures import tiny_model
+from tests.training.test_best import Said
 from tightfit.training.trainer import Trainer
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs home again\n" * 40
@@ -103,6 +104,22 @@ def test_a_classifiers_head_and_the_names_of_its_classes_are_in_the_adapter(tmp_
     assert (path / "merged" / "tokenizer.json").is_file()
 
 
+def test_a_base_that_lacks_more_than_the_head_is_written_whole(tmp_path, folder, run):
+    tiny_model("bert", vocab_size=300).save_pretrained(tmp_path / "base")  # a masked-lm's, which has no pooler
+    rows = [{"text": f"word {number}", "label": "abc"[number % 3]} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = Said()
+    Trainer(recipe={**folder, "task": "sequence-classification", "data": str(tmp_path / "rows.jsonl"), "num_labels": 3,
+                    "tokenizer": "train", "trainable": "lora", "batch_size": 4}, listener=said).train()
+    path = Path(folder["output_dir"])
+    assert any("AutoPeftModelForSequenceClassification.from_pretrained(" in text and text.endswith(", num_labels=3)")
+               for text in said.texts)
+    theirs = logits(peft.AutoPeftModelForSequenceClassification.from_pretrained(path / "model", num_labels=3))
+    assert run("export", path, "--merge")[0] == 0
+    merged = logits(transformers.AutoModelForSequenceClassification.from_pretrained(path / "merged"))
+    torch.testing.assert_close(merged, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("words", "said"), [
     ([], "write --merge"), (["--merge"], "trainable=all trained the model's own weights"),
 ])
@@ -130,7 +147,7 @@ def test_an_empty_folder_takes_the_model_where_none_is_replaced(tiny, run, tmp_p
     assert (tmp_path / "empty" / "config.json").is_file()
 
 
-def test_what_cannot_be_written_or_is_not_finished_says_why(tiny, run, tmp_path):
+def test_what_cannot_be_written_or_is_not_finished_says_why(tiny, run, tmp_path, monkeypatch):
     Trainer(recipe={**tiny, "trainable": "lora", "max_steps": 1}).train()
     path = Path(tiny["output_dir"])
     file = tmp_path / "file"
@@ -138,6 +155,9 @@ def test_what_cannot_be_written_or_is_not_finished_says_why(tiny, run, tmp_path)
     for target in (file, file / "folder"):
         status, _, error = run("export", path, "--merge", "--output", target)
         assert (status, "--output" in error) == (2, True), error
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert "--output: . is the folder that you are in; write" in run("export", path, "--merge", "--output", ".")[2]
     recipe = (path / "recipe.yaml").read_text()
     (path / "recipe.yaml").write_text(recipe.replace("trainable: lora", "trainable: {name: lora, rank: 8}"))
     status, _, error = run("export", path, "--merge")

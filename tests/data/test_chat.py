@@ -120,6 +120,17 @@ def test_a_completion_is_learned_and_its_prompt_is_not(tmp_path, tokenizer, pack
     assert learned_texts(found, tokenizer) == [" fox jumps" + END, "serves" + END]
 
 
+def test_an_instruction_and_its_input_are_asked_and_its_output_is_learned(tmp_path, tokenizer):
+    rows = [{"instruction": "who are you", "input": "", "output": "a fox"},
+            {"instruction": "name it", "input": "the dog", "output": "tea"}]
+    found, _ = prepared(tmp_path, tokenizer, rows)
+    assert learned_texts(found, tokenizer) == ["a fox<|im_end|>", "tea<|im_end|>"]
+    shown = AutoTokenizer.from_pretrained(tokenizer).decode(found.train.stream.tokens)
+    assert "user\nwho are you<|im_end|>" in shown
+    assert "user\nname it\n\nthe dog<|im_end|>" in shown
+    assert found.turn_end is not None
+
+
 def test_fields_of_other_names(tmp_path, tokenizer):
     rows = [{"text": "the dog", "q": "the quick brown", "a": " fox"}]
     found, _ = prepared(tmp_path, tokenizer, rows, None, prompt="q", completion="a")
@@ -140,6 +151,9 @@ def test_a_global_batch_counts_what_is_learned(tmp_path, tokenizer):
     assert sum(counts) == sum(len(backend(answer).input_ids) for answers in ANSWERS for answer in answers)
 
 
+ASKED = {"instruction": "why", "input": "", "output": "so"}
+
+
 def row_of(turns: Any) -> list[dict[str, Any]]:
     return [CHATS[0], {"messages": turns}]
 
@@ -154,6 +168,9 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
     (CHATS, "{{ raise_exception('only one turn') }}", "the chat template refuses .*only one turn"),
     (CHATS, CHATML.replace("| trim", "| upper"), "changes what the assistant says in .*row 1, .*generation"),
     ([say("only a question")], CHATML, "no assistant's turn"),
+    ([ASKED, {**ASKED, "input": 5}], CHATML, r"the content of message 1 of .*row 2 is \['why', 5\], not text"),
+    ([ASKED, {"instruction": "why", "output": "so"}], CHATML, "line 2 has no field 'input'.*; write it in every row"),
+    ([{"q": "why", "a": "so"}], CHATML, "it has q, a; write data.text=.*data.messages=.*data.completion="),
 ])  # fmt: skip
 def test_what_cannot_be_learned_is_named(tmp_path, tokenizer, rows, template, words):
     with pytest.raises(DataError, match=words):

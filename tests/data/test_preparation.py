@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_classification(tmp_path: Path) -> None:
     short = 0
     for row, real, label in zip(batch.inputs["input_ids"], batch.padding, batch.labels, strict=True):
         assert (row[~real] == FACTS.pad_token_id).all()
-        assert row[real][-1] == prepared.tokenizer.end_id
+        assert prepared.tokenizer.end_id not in row[real]  # which the tokenizer does not write by itself
         if real.sum() < 16:
             short += 1
             assert by_text[prepared.tokenizer.decode(row[real])] == prepared.classes[label]
@@ -295,6 +296,8 @@ def test_a_part_to_evaluate_on_has_the_classes_of_the_rest(tmp_path: Path) -> No
     assert prepared.evaluation is not None
     assert (len(prepared.train), len(prepared.evaluation)) == (10, 2)
     assert prepared.evaluation.batch(np.arange(2), 0)[0].labels.tolist() == [0, 2]
+    with pytest.raises(DataError, match=r"3 classes \('a' among the held-out rows alone\) and the model 2; write num"):
+        prepare(settings.override(data=data), replace(FACTS, num_labels=2))
 
 
 def test_a_split_to_evaluate_on(tmp_path: Path) -> None:
@@ -359,6 +362,9 @@ def test_too_short_and_too_long(tmp_path: Path) -> None:
         GlobalBatchLoader(short.train, recipe(tmp_path, batch_size=64))
 
 
-@pytest.mark.parametrize(("tokens", "kept"), [(10, [0, 1, 2, 9]), (4, [0, 1, 2, 3])])
-def test_truncation_keeps_the_end(tokens: int, kept: list[int]) -> None:
-    assert truncated(np.arange(tokens), 4).tolist() == kept
+@pytest.mark.parametrize(("tokens", "special", "kept"), [
+    (10, (9,), [0, 1, 2, 9]), (10, (8, 9), [0, 1, 8, 9]), (10, (8,), [0, 1, 2, 3]), (4, (), [0, 1, 2, 3]),
+    (10, range(10), [6, 7, 8, 9]),
+])
+def test_truncation_keeps_the_special_tokens_at_the_end(tokens: int, special, kept: list[int]) -> None:
+    assert truncated(np.arange(tokens), 4, tuple(special)).tolist() == kept

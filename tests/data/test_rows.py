@@ -87,7 +87,7 @@ def test_masked_lm_and_image_rows(tmp_path: Path) -> None:
     ("masked-lm", {"input_ids": [1]}, "row 0 has no 'labels'"),
     ("causal-lm", {"input_ids": [400]}, r"400 among its input_ids, which should lie in 0 to 399; write vocab_size=401"),
     ("sequence-classification", {"input_ids": [4], "labels": 3}, "3 among its labels.* write num_labels=4"),
-    ("causal-lm", {"input_ids": [4, 5], "labels": [4]}, "row 0 has 1 labels for 2 input_ids"),
+    ("causal-lm", {"input_ids": [4, 5], "labels": [4]}, "row 0 has 1 labels for 2 input_ids; .* task=sequence"),
     ("causal-lm", {"input_ids": [-5, 2]}, "-5 among its input_ids, which should lie in 0 to 399; change the data"),
     ("causal-lm", {"input_ids": [1.9, 2]}, r"row 0 has \[1.9, 2\] as its input_ids, which should be integers"),
     ("causal-lm", {"input_ids": [10**30]}, "as its input_ids, which should be integers"),

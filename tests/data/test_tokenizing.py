@@ -37,6 +37,8 @@ def test_round_trip(tmp_path: Path) -> None:
     assert all((ids[:-1] != tokenizer.end_id).all() for ids in encoded)
     assert max(int(ids.max()) for ids in encoded) < tokenizer.vocab_size <= 400
     assert tokenizer.encode_prompt(odd[1]) == encoded[1][:-1].tolist()
+    alone = tokenizer.encode_batch(odd[:2], ended=False)
+    assert [ids.tolist() for ids in alone] == [[tokenizer.end_id], encoded[1][:-1].tolist()]
     assert np.array_equal(np.concatenate(encoded), np.concatenate([tokenizer.encode_batch([t])[0] for t in odd]))
 
 
@@ -121,6 +123,7 @@ def test_special_tokens_around_a_document_are_kept(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
     tokenizer = load_tokenizer(str(tmp_path), trust_remote_code=False)
     assert [ids.tolist() for ids in tokenizer.encode_batch(["the dog", "dog"])] == [[2, 5, 6, 3], [2, 6, 3]]
+    assert tokenizer.encode_batch(["the dog"], ended=False)[0].tolist() == [2, 5, 6, 3]
     assert (tokenizer.end_id, tokenizer.pad_id, tokenizer.mask_id) == (3, 0, 4)
     assert set(tokenizer.special_ids) == {0, 1, 2, 3, 4}
     assert tokenizer.encode_prompt("the dog") == [2, 5, 6]

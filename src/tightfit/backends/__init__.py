@@ -27,17 +27,17 @@ def quiet_loading() -> Iterator[None]:
     someone has set a level for. Meanwhile no collector goes through their half a million objects, none of them
     garbage."""
     enabled = gc.isenabled()
-    loggers = [logger for logger in map(logging.getLogger, CHATTY) if logger.level == logging.NOTSET]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    levels = {logger: logger.level for logger in map(logging.getLogger, CHATTY)}
+    for logger, level in levels.items():
+        logger.setLevel(level or logging.ERROR)
     gc.disable()
     try:
         yield
     finally:
         if enabled:
             gc.enable()
-        for logger in loggers:
-            logger.setLevel(logging.NOTSET)
+        for logger, level in levels.items():  # transformers sets its own as it loads
+            logger.setLevel(level)
 
 
 @contextmanager

@@ -23,8 +23,9 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
     folder = RunFolder(run)
     recipe, adapter = folder.saved_recipe(), run / MODEL
     if recipe is None or not adapter.is_dir():
-        missing = RECIPE if recipe is None else f"{MODEL}/, which a run writes at its end"
-        raise RecipeError(f"{run}: no finished run, for it holds no {missing}; name a run's folder, such as runs/mine")
+        missing = (f"{RECIPE}; name a run's folder, such as runs/mine" if recipe is None else
+                   f"{MODEL}/, which a run writes at its end; go on with it by the command that began it")
+        raise RecipeError(f"{run}: no finished run, for it holds no {missing}")
     if not recipe.trainable.adapts:
         raise RecipeError(f"{run}: trainable={recipe.trainable.name} trained the model's own weights; {adapter} is the "
                           "whole model")
@@ -37,11 +38,16 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
         raise RecipeError(f"{run}: the run is to take {recipe.max_steps} steps, and its adapter is of {steps}; go on "
                           "with it by the command that began it")
     target = run / MERGED if output is None else output
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RecipeError(f"--output: {target} is not an empty folder; write another one, or remove it")
+    here = target.exists() and target.samefile(Path())  # which its replacement would leave without a name
+    if here or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+        what = "the folder that you are in" if here else "not an empty folder"
+        raise RecipeError(f"--output: {target} is {what}; write another one, or remove it")
     from safetensors import SafetensorError
 
-    from tightfit.backends.pytorch.merge import merge as merged  # torch takes seconds
+    from tightfit.backends import quiet_loading
+
+    with quiet_loading():
+        from tightfit.backends.pytorch.merge import merge as merged  # torch takes seconds
 
     console = Console(soft_wrap=True)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -48,8 +49,8 @@ class PlanOptions:
     gpus: Sequence[str] = ()
     gpu_memory: str | None = None
     host_memory: str | None = None
-    count: int | None = None
-    nodes: int | None = None
+    count: str | None = None
+    nodes: str | None = None
     network: str | None = None
     as_json: bool = False
     prices: Sequence[str] = ()
@@ -59,7 +60,7 @@ class PlanOptions:
     largest: str | None = None
     html: Path | None = None
     save: Path | None = None
-    top: int | None = None
+    top: str | None = None
     verbose: bool = False
     use_cache: bool = True
 
@@ -78,9 +79,14 @@ class PlanOptions:
         """Tokens of a whole run; 0 where they are not said. Raises RecipeError."""
         return 0 if self.tokens is None else parse_tokens(self.tokens)
 
+    @property
+    def best(self) -> int | None:
+        """Candidates, or GPUs, to show; None for all."""
+        return whole("top", self.top)
+
     def check(self) -> None:
         """Raise TightfitError for what contradicts itself, and for files that cannot be written."""
-        if self.top is not None and self.top < 1:
+        if self.best is not None and self.best < 1:
             raise RecipeError(f"top: {self.top} should be 1 or more, such as --top 3")
         if len(self.gpus) > 1 or any("," in each for each in self.gpus):
             raise RecipeError(f"gpu: {', '.join(self.gpus)} are several; write one GPU, or --gpu all to compare all of "
@@ -109,6 +115,15 @@ class PlanOptions:
                 raise RecipeError(f"{option}: {size!r} is for one GPU, and --gpu all compares many; leave it out")
 
 
+def whole(option: str, given: str | None) -> int | None:
+    """The whole number that an option is given, if any. Raises RecipeError; Typer's own does not say what was given."""
+    if given is None:
+        return None
+    if re.fullmatch(r"\s*-?\d{1,9}\s*", given):
+        return int(given)
+    raise RecipeError(f"{option}: {given!r} should be a whole number, such as --{option} 2")
+
+
 def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> None:
     """Print a plan, or a comparison of all GPUs; a progress bar goes to standard error.
 
@@ -116,7 +131,8 @@ def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> No
     Refused after printing where nothing fits.
     """
     options.check()
-    gpu, cluster = read_cluster(next(iter(options.gpus), None), options.count, options.nodes, options.network)
+    gpu, cluster = read_cluster(next(iter(options.gpus), None), whole("gpus", options.count),
+                                whole("nodes", options.nodes), options.network)
     if gpu not in (None, "cpu", EVERY_GPU):
         find_device(gpu)  # before anything that takes seconds
     arguments, extreme, overrides = options.training_arguments, options.extreme, list(words)
@@ -149,7 +165,7 @@ def _compare(recipe_on: RecipeForDevice, options: PlanOptions, key: Callable[...
     tokens, by_name = options.count_of_tokens, parse_prices(options.prices)
     compared = partial(compare_gpus, recipe_on, by_name)
     found, from_cache = _cached(Comparison, partial(key, prices=by_name), compared, "GPUs")
-    shown = replace(found, rows=found.rows[: options.top], tokens=tokens, cached=from_cache)
+    shown = replace(found, rows=found.rows[: options.best], tokens=tokens, cached=from_cache)
     _show_all(shown, show_comparison, options.as_json, any(row.chosen is not None for row in found.rows))
 
 
@@ -158,13 +174,13 @@ def _show_overview(
 ) -> bool:
     """Print what fits every GPU where nothing but a model is asked about, and this machine has none; whether it was.
     alone: whether no GPU is named."""
-    named = (options.files, options.extreme, options.gpu_memory, options.host_memory, options.prices, options.tokens,
-             options.training_arguments)
+    given = (options.gpu_memory, options.host_memory, options.tokens, options.training_arguments)
+    named = (options.files, options.extreme, options.prices, any(option is not None for option in given))
     overview_key = partial(key, ways=True)
     if any(named) or not alone or not (is_cached(overview_key()) or asks_for_overview(recipe_on(False))):
         return False
     found, from_cache = _cached(Overview, overview_key, partial(overview, recipe_on), "traces")
-    shown = replace(found, cards=found.cards[: options.top], cached=from_cache)
+    shown = replace(found, cards=found.cards[: options.best], cached=from_cache)
     _show_all(shown, show_overview, options.as_json, found.fitting)
     return True
 
@@ -194,7 +210,7 @@ def _plan(
     plan, from_cache = _cached(ReadablePlan, key, planned, "traces")
     if of_gpus:
         price = of_its_own(plan.device.name)
-    plan = replace(plan, candidates=plan.candidates[: options.top], tokens=tokens, cached=from_cache,
+    plan = replace(plan, candidates=plan.candidates[: options.best], tokens=tokens, cached=from_cache,
                    price=None if price is None else price * max(plan.device.world, 1))
     if options.as_json:
         _print_json(plan.to_json())

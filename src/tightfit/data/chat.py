@@ -35,10 +35,10 @@ HOLDERS = re.compile("\ue000\\d+\ue001")
 Span = tuple[int, int]
 
 
-def texts_of(messages: Any) -> Iterator[str]:
+def texts_of(row: Row) -> Iterator[str]:
     """The texts in a row's messages, whatever else they hold: what is wrong with them is said where they are read."""
     with suppress(DataError):
-        yield from (message["content"] for message in _messages(messages, "a row"))
+        yield from (message["content"] for message in _messages(row, "a row"))
 
 
 def with_template(tokenizer: Tokenizer, data: Data, name: str) -> Tokenizer:
@@ -80,7 +80,7 @@ def _completions(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[tuple[li
 def _conversations(
     rows: Sequence[Row], tokenizer: Tokenizer, origins: Sequence[str]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    listed = [_messages(row[0], origin) for row, origin in zip(rows, origins, strict=True)]
+    listed = [_messages(row, origin) for row, origin in zip(rows, origins, strict=True)]
     backend, template = tokenizer.backend, str(tokenizer.backend.chat_template)
 
     def written(messages: list[dict[str, Any]], origin: str, **options: Any) -> Any:
@@ -125,7 +125,7 @@ def turn_end(tokenizer: Tokenizer, rows: Iterable[Row]) -> int | None:
     None where it does so by no single one."""
     backend = tokenizer.backend
     for row in rows:
-        held, last = _held(_messages(row[0], "a row"))
+        held, last = _held(_messages(row, "a row"))
         if last:
             shown = backend.apply_chat_template(held[:last], tokenize=False)
             ids = backend(_ending(HOLDERS.split(str(shown))), add_special_tokens=False)["input_ids"]
@@ -162,8 +162,14 @@ def _inside(offsets: Iterable[Span], spans: Sequence[Span]) -> list[int]:
     return found.tolist()
 
 
-def _messages(value: Any, origin: str) -> list[dict[str, Any]]:
-    """A row's messages, checked: mappings with a role and a text. Raises DataError."""
+def _messages(row: Row, origin: str) -> list[dict[str, Any]]:
+    """A row's messages, or those of its instruction, input and output, checked: mappings with a role and a text. Raises
+    DataError."""
+    value, *more = row
+    if more:
+        asked, said = [part for part in (value, more[0]) if part not in ("", None)], more[1]  # most have no input
+        whole = "\n\n".join(asked) if all(isinstance(part, str) for part in asked) else asked
+        value = [{"role": "user", "content": whole}, {"role": ASSISTANT, "content": said}]
     if isinstance(value, str):
         try:
             value = json.loads(value)

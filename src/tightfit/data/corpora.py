@@ -12,7 +12,9 @@ from typing import Any
 from tightfit.data.caching import files_digest
 from tightfit.data.readers import (
     COMPLETION,
+    INPUT,
     MESSAGES,
+    OUTPUT,
     PROMPT,
     READERS,
     Row,
@@ -93,9 +95,12 @@ def named_fields(data: Data) -> Wanted | None:
 
 
 def usual_fields(present: Iterable[str]) -> Wanted | None:
-    """The fields of such data by their usual names; None where it has none of them."""
+    """The fields of such data by their usual names, Alpaca's among them; None where it has none of them."""
     present = set(present)
-    usual: tuple[dict[str, str], ...] = ({MESSAGES: "messages"}, {PROMPT: "prompt", COMPLETION: "completion"})
+    usual: tuple[dict[str, str], ...] = (
+        {MESSAGES: "messages"}, {PROMPT: "prompt", COMPLETION: "completion"},
+        {MESSAGES: "instruction", INPUT: "input", OUTPUT: "output"},
+    )  # fmt: skip
     return next((fields for fields in usual if present.issuperset(fields.values())), None)
 
 

@@ -16,7 +16,7 @@ from tightfit.data.splitting import Progress, Split, held_out
 from tightfit.data.tokenized import Part, TokenStream, tokenize
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
-from tightfit.errors import DataError
+from tightfit.errors import DataError, shown
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task, get_task
@@ -130,9 +130,12 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
     try:
         return _from_fields(recipe, facts, named or texts, progress)
     except MissingField as missing:
-        usual = usual_fields(missing.present) if named is None and task.predicts == "next" else None
-        if usual is None:
+        if named is not None or task.predicts != "next":
             raise
+        usual = usual_fields(missing.present)
+        if usual is None:
+            raise DataError(f"{missing}, data.messages=<that of conversations>, or data.prompt=<what is given> "
+                            "data.completion=<what is learned>") from None
     return _from_fields(recipe, facts, usual, progress)
 
 
@@ -152,8 +155,11 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
         classes = len(names) or 1 + int(max(train.classes.max(), evaluation.classes.max(initial=0)))
         if classes > facts.num_labels:
             numbered = "" if names else "number them from 0, or "  # texts are numbered here
-            raise DataError(f"{LABEL}: {split.corpus.name} has {classes} classes and the model {facts.num_labels}; "
-                            f"{numbered}write num_labels={classes}")
+            new = np.setdiff1d(evaluation.classes, train.classes) if names else evaluation.classes[:0]
+            known = split.evaluation is None or not len(new)  # in a share of the rows it is no mistake
+            alone = "" if known else f" ({shown(names[new[0]])} among the held-out rows alone)"
+            raise DataError(f"{LABEL}: {split.corpus.name} has {classes} classes{alone} and the model "
+                            f"{facts.num_labels}; {numbered}write num_labels={classes}")
     packed = task.packs and recipe.data.packing
     tokens = len(train.streams[TEXT])
     if packed and tokens < recipe.seq_len:
@@ -209,7 +215,9 @@ def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: T
                           special_ids=tokenizer.special_ids, seed=recipe.seed)
     if packed:
         return Packed(part.streams[TEXT], recipe.seq_len, masking, part.streams.get(LEARNED))
-    return padded(Documents(part=part, seq_len=recipe.seq_len, facts=facts, masking=masking), recipe, facts)
+    documents = Documents(part=part, seq_len=recipe.seq_len, facts=facts, masking=masking,
+                          special_ids=(*tokenizer.special_ids, tokenizer.end_id))
+    return padded(documents, recipe, facts)
 
 
 def unigram_loss(task: Task, train: Part, held_out: Part) -> float | None:

@@ -20,6 +20,8 @@ TEXT, TARGET, LABEL = "data.text", "data.target", "data.label"
 MESSAGES, PROMPT, COMPLETION = "data.messages", "data.prompt", "data.completion"
 TEXTS = (TEXT, TARGET, PROMPT, COMPLETION)
 """The recipe fields that name a field of the data, and those whose values are texts."""
+INPUT, OUTPUT = "input", "output"
+"""What an instruction is about, and the answer to it, where a row holds these three in place of messages."""
 LEARNED = "learned"
 """The stream that says of each token of the text whether it is learned, where not all are."""
 
@@ -49,9 +51,9 @@ def require_fields(wanted: Wanted, present: Iterable[str], origin: str) -> None:
     present = list(present)
     for key, field in wanted.items():
         if field not in present:
+            advice = "write it in every row" if key in (INPUT, OUTPUT) else f"write {key}=<one of them>"
             missing = MissingField(
-                f"{key}: {origin} has no field {field!r}; it has {cut(', '.join(present), 500)}; write {key}=<one of "
-                "them>"
+                f"{key}: {origin} has no field {field!r}; it has {cut(', '.join(present), 500)}; {advice}"
             )
             missing.present = tuple(present)
             raise missing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -118,9 +119,12 @@ def shifted_right(labels: Array, start_id: int, pad_id: int) -> Array:
     return np.where(shifted == IGNORE, pad_id, shifted)
 
 
-def truncated(ids: Array, length: int) -> Array:
-    """At most `length` tokens, the last of which stays the document's last."""
-    return ids if len(ids) <= length else np.concatenate((ids[: length - 1], ids[-1:]))
+def truncated(ids: Array, length: int, special_ids: tuple[int, ...]) -> Array:
+    """At most `length` tokens, those at the document's end that are special kept, as tokenizers cut it."""
+    if len(ids) <= length:
+        return ids
+    kept = sum(1 for _ in takewhile(lambda token: token in special_ids, ids[: -length - 1 : -1]))
+    return np.concatenate((ids[: length - kept], ids[len(ids) - kept :]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +132,13 @@ class Documents:
     """The documents of a part, cut to `seq_len` tokens, as examples of the task that they were read for.
 
     They predict their targets, their classes, the tokens that `masking` hides, or else each token's successor, where
-    that is learned.
+    that is learned. special_ids: tokens that stay at a cut document's end.
     """
 
     part: Part
     seq_len: int
     facts: ModelFacts
+    special_ids: tuple[int, ...]
     masking: Masking | None = None
 
     def __len__(self) -> int:
@@ -142,14 +147,16 @@ class Documents:
     def example(self, index: int, epoch: int) -> Example:
         stream, length = self.part.streams[TEXT], self.seq_len
         if self.masking is not None:
-            shown, labels = self.masking.apply(truncated(stream.document(index), length), epoch, index)
+            whole = truncated(stream.document(index), length, self.special_ids)
+            shown, labels = self.masking.apply(whole, epoch, index)
             return Example({"input_ids": shown}, labels)
         if self.part.classes is not None:
-            return Example({"input_ids": truncated(stream.document(index), length)}, self.part.classes[index])
+            ids = truncated(stream.document(index), length, self.special_ids)
+            return Example({"input_ids": ids}, self.part.classes[index])
         if TARGET in self.part.streams:
             target = self.part.streams[TARGET].document(index, length)
             decoder = shifted_right(target, self.facts.decoder_start_token_id, self.facts.pad_token_id)
-            ids = truncated(stream.document(index), length)
+            ids = truncated(stream.document(index), length, self.special_ids)
             return Example({"input_ids": ids, "decoder_input_ids": decoder}, target)
         ids = labelled = stream.document(index, length + 1)
         if LEARNED in self.part.streams:

@@ -89,7 +89,8 @@ class RowExamples:
         if row.get("labels") is not None:
             labels = self._ids(row, "labels", index)
             if len(labels) != len(row["input_ids"]):
-                raise DataError(f"dataset: row {index} has {len(labels)} labels for {len(row['input_ids'])} input_ids")
+                raise DataError(f"dataset: row {index} has {len(labels)} labels for {len(row['input_ids'])} input_ids; "
+                                "write one for each, or task=sequence-classification for one class a row")
             labels = labels[shown][: self.seq_len + 1]
         if self.task.predicts == "next":
             return Example(inputs, next_tokens(labels, self.seq_len).labels)

@@ -74,7 +74,7 @@ class Split:
             return (row[i] for i in columns)
         from tightfit.data.chat import texts_of  # for conversations alone
 
-        return texts_of(row[0])
+        return texts_of(row)
 
     @property
     def _text_alone(self) -> bool:

@@ -62,11 +62,12 @@ class Tokenizer:
     offsets: Callable[[Sequence[str], bool], list[tuple[list[int], list[tuple[int, int]]]]]
     save: Callable[[Path], object]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Array]:
-        """The ids of each text (int64, 1-d) as a whole document: with the special tokens around it, `end_id` last."""
+    def encode_batch(self, texts: Sequence[str], *, ended: bool = True) -> list[Array]:
+        """The ids of each text (int64, 1-d) as a whole document: with the special tokens around it, and where it is to
+        be `ended`, or holds no token, `end_id` last."""
 
         def encode(part: Sequence[str]) -> list[Array]:
-            return [np.array(ids if ids[-1:] == [self.end_id] else [*ids, self.end_id], dtype=np.int64)
+            return [np.array([*ids, self.end_id] if not ids or (ended and ids[-1] != self.end_id) else ids, np.int64)
                     for ids in self.ids(part)]
 
         with own_threads():

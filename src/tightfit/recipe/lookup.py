@@ -101,14 +101,14 @@ def as_recipe(
     if recipe is None:
         return load_recipe(named["model"], cuda=cuda) if named else Recipe()
     if isinstance(recipe, Mapping):
-        return Recipe.from_dict(_with_task({**recipe, **named}))
+        return Recipe.from_dict(_with_task({**recipe, **named}, model))
     if isinstance(recipe, str | Path):
         replaced = [f"{field}={value}" for field, value in named.items()]
         return load_recipe(str(recipe), [*words, *replaced], cuda=cuda, training_arguments=training_arguments)
     if hasattr(recipe, "per_device_train_batch_size"):
         positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)  # of a module
         length = {"seq_len": positions} if positions and positions < Recipe().seq_len else {}
-        return Recipe.from_training_arguments(recipe, **_with_task(apply_overrides({**named, **length}, words)))
+        return Recipe.from_training_arguments(recipe, **_with_task(apply_overrides({**named, **length}, words), model))
     raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, TrainingArguments, or a recipe "
                       "file's name")
 
@@ -150,7 +150,11 @@ def recipe_values(name: str) -> dict[str, Any]:
     if (path / "config.json").is_file():
         return _for_model(name, task_of(name) or Recipe.model_fields["task"].default)
     if exists:
-        raise RecipeError(f"{name}: a recipe file's name ends in .yaml; a model's folder is named by model={name}")
+        instead = f"a model's folder is named by model={name}"
+        if path.suffix == ".json":
+            instead = (f"TrainingArguments go behind a model: tightfit plan MODEL --training-args {name}, which with "
+                       "--save mine.yaml writes their recipe")
+        raise RecipeError(f"{name}: a recipe file's name ends in .yaml; {instead}")
     if HUB_ID.fullmatch(name) or FACTORY.fullmatch(name):
         return {"model": name}
     if reason := refusal_of(name):
@@ -185,15 +189,24 @@ def task_of(name: str) -> str | None:
     classes = saved.get("architectures")
     if not classes and "image_size" in saved and "vocab_size" not in saved:
         return "image-classification"
-    made_for = " ".join(map(str, classes)) if isinstance(classes, list) else ""
-    return next((task for ending, task in ARCHITECTURES if made_for.endswith(ending)
-                 and (task != "seq2seq" or saved.get("is_encoder_decoder"))), None)
+    return _task_of_class(" ".join(map(str, classes)) if isinstance(classes, list) else "",
+                          bool(saved.get("is_encoder_decoder")))
 
 
-def _with_task(values: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's values with the task that its model was saved for, where they name none."""
-    model = values.get("model")
-    task = task_of(model) if "task" not in values and isinstance(model, str) else None
+def _task_of_class(name: str, encodes_and_decodes: bool) -> str | None:
+    """The task that a class of transformers' was made for."""
+    return next((task for ending, task in ARCHITECTURES
+                 if name.endswith(ending) and (task != "seq2seq" or encodes_and_decodes)), None)
+
+
+def _with_task(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
+    """A recipe's values with the task that its model was saved for, or that the caller's module is of a class for,
+    where they name none."""
+    model, task = values.get("model"), None
+    if "task" not in values and hasattr(module, "config"):
+        task = _task_of_class(type(module).__name__, getattr(module.config, "is_encoder_decoder", False))
+    elif "task" not in values and isinstance(model, str):
+        task = task_of(model)
     return values if task is None else {**values, "task": task}
 
 

@@ -36,9 +36,10 @@ def loaded_by(model: Path, recipe: Recipe) -> str | None:
         config = {}
     task = get_task(recipe.task)
     if (model / "adapter_config.json").is_file():
-        call = f"PeftModel.from_pretrained(<its base model>, {str(model)!r})"
+        classes = f", num_labels={recipe.num_labels}" if recipe.num_labels else ""  # of which the base may have others
+        call = f"PeftModel.from_pretrained(<its base model{classes}>, {str(model)!r})"
         if task.peft_class is not None:
-            call = f"{task.peft_class}.from_pretrained({str(model)!r})"
+            call = f"{task.peft_class}.from_pretrained({str(model)!r}{classes})"
         install = "" if find_spec("peft") else f"; {install_command('peft')}"
         return f"the adapter loads with peft: {call}{install}"
     if config.get("model_type", OUR_TRANSFORMER) == OUR_TRANSFORMER:

@@ -12,7 +12,7 @@ from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.timing.op_times import op_seconds
-from tightfit.profiling.report.compare import compared, figures, headline, pairs, side_by_side, utilization
+from tightfit.profiling.report.compare import compared, figures, headline, in_columns, pairs, side_by_side, utilization
 from tightfit.profiling.report.memory import (
     BUCKETS,
     by_category,
@@ -183,6 +183,14 @@ def test_mfu_is_one_formula_over_flops_of_two_sources():
     assert utilization(hostile(), 1.0)[0] > 0
     assert utilization(replace(made, device=replace(CARD, flops={})), 1.0) == (None, "the device's peak is not known")
     assert utilization(empty(), 0.0) == (None, "")
+
+
+def test_a_long_figure_of_two_runs_takes_several_lines():
+    figures = "3 s: loading, steps and saving " * 3
+    lines = in_columns([("", "runs/a", "runs/b"), ("whole run", figures, "2 s")]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert len(lines[0]) <= 80
+    assert " ".join(lines[1:]).replace("whole run", "").replace(" 2 s", "").split() == figures.split()
 
 
 def test_two_runs_side_by_side():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
@@ -37,9 +37,9 @@ SEES_BOTH_SIDES = frozenset({"xlnet", "xlm", "flaubert"})
 
 
 class DrawnAtRandom(str):
-    """A note on weights that were to be read and are not stored."""
+    """A note on weights that were to be read and are not stored. names: theirs, where others are."""
 
-    __slots__ = ()
+    names: Sequence[str] = ()
 
 
 class BuiltModel(NamedTuple):
@@ -198,8 +198,11 @@ def _from_stored(
                 f"{tuple(wanted)}; take back the changed vocab_size or model_overrides, or write pretrained=false"
             )
         drawn.append(key)
-    notes = [DrawnAtRandom(f"not stored with {name}, so drawn at random: {', '.join(drawn)}")] if drawn else []
-    return model.to(device), [*notes]
+    if not drawn:
+        return model.to(device), []
+    note = DrawnAtRandom(f"not stored with {name}, so drawn at random: {', '.join(drawn)}")
+    note.names = drawn
+    return model.to(device), [note]
 
 
 def _our_transformer(

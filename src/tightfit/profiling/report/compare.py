@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from tightfit import text
@@ -18,6 +20,8 @@ from tightfit.tasks import TASKS
 from tightfit.trace import WALL_PHASES, Op, Phase
 from tightfit.training.record import Record
 
+WIDEST = 28
+"""Characters of a line of a figure, beside another run's."""
 ORIGIN = "origin"
 PEAK = "peak allocated"
 """The name of a peak of tensors' bytes, in plans, comparisons, reports and summaries alike."""
@@ -172,7 +176,9 @@ def side_by_side(ours: Profile, theirs: Profile, names: Sequence[str]) -> str:
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of a name and values, as text in columns."""
+    """Rows of a name and values, as text in columns; below the first row, a long value has several lines."""
+    lines = (zip_longest(*(wrap(cell, WIDEST) for cell in row), fillvalue="") for row in rows[1:])
+    rows = [rows[0], *chain.from_iterable(lines)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
 

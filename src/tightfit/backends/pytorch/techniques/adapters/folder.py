@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.models import stored_source
+from tightfit.backends.pytorch.models import DrawnAtRandom, stored_source
 from tightfit.backends.pytorch.saved_model import name_classes, save_model
 from tightfit.backends.pytorch.state import write_tensors
 from tightfit.backends.pytorch.techniques.adapters.layers import FACTORS, LINEAR, frozen_layers
@@ -28,13 +28,16 @@ PREFIX = "base_model.model."
 
 
 def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = None) -> None:
-    """Write what a build trains as an adapter of `peft`, with its base named: the stored model that the recipe names,
-    or one that is written beside it, dequantized where it is quantized. The first process writes."""
+    """Write what a build trains as an adapter of `peft`, with its base named: the stored model that the recipe names
+    where it lacks nothing but the head, or one that is written beside it, dequantized where it is quantized. The first
+    process writes."""
     if build.world.rank:
         return
     folder.mkdir(parents=True, exist_ok=True)
     head = [name for name, _ in classifier_head(build)]
-    source = None if build.own_model else stored_source(build.recipe)
+    drawn = [name for note in build.notes if isinstance(note, DrawnAtRandom) for name in note.names]
+    whole = all(name.partition(".")[0] in head for name in drawn)
+    source = stored_source(build.recipe) if whole and not build.own_model else None
     base = folder / BASE
     if source is not None:
         named = str(Path(source.name).resolve()) if source.kind == "folder" else source.name
