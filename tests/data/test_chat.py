@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from tests.data.helpers import FACTS, recipe, texts, write_jsonl
@@ -118,6 +119,25 @@ def test_a_completion_is_learned_and_its_prompt_is_not(tmp_path, tokenizer, pack
     rows = [{"prompt": "the quick brown", "completion": " fox jumps"}, {"prompt": "tea", "completion": "serves"}]
     found, _ = prepared(tmp_path, tokenizer, rows, None, packing=packing)
     assert learned_texts(found, tokenizer) == [" fox jumps" + END, "serves" + END]
+
+
+SPACED = ("{% for m in messages %}{% if m['role'] == 'user' %}{{ '\\n' + m['content'] }}:{% else %}{{ m['content'] }}"
+          "{% endif %}{% endfor %}")
+SPACED_MARKED = SPACED.replace("else %}", "else %}{% generation %}  ").replace(
+    "{% endif", "  {% endgeneration %}{% endif")
+
+
+@pytest.mark.parametrize(("row", "template", "learned"), [
+    ({"prompt": "tea  ", "completion": "    fox   dog  "}, None, ["    fox   dog  " + END]),
+    (say("tea", "   fox  ", "dog", "fox"), SPACED, ["   fox  ", "fox"]),
+    (say("tea", "   fox ", "dog", "fox"), SPACED_MARKED, ["     fox   ", "  fox  "]),
+], ids=["completion", "found", "marked"])
+def test_spaces_are_learned_that_a_tokenizer_leaves_out_of_its_tokens_places(tmp_path, row, template, learned):
+    backend = train_bpe(["   fox   dog  tea:"] * 9, 290, [END])
+    backend.post_processor = processors.ByteLevel(trim_offsets=True)  # as GPT-NeoX has it
+    bare_tokenizer(backend, "train").save(tmp_path / "tokenizer")
+    found, _ = prepared(tmp_path, tmp_path / "tokenizer", [row], template, packing=False)
+    assert learned_texts(found, tmp_path / "tokenizer") == learned
 
 
 def test_fields_of_other_names(tmp_path, tokenizer):

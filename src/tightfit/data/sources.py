@@ -82,9 +82,8 @@ class RowExamples:
         if self.task.predicts == "class":
             return Example(inputs, self._class(row, index))
         if self.task.predicts == "target":
-            target = self._ids(row, "labels", index)[: self.seq_len]
-            start, pad = self.facts.decoder_start_token_id, self.facts.pad_token_id
-            return Example({**inputs, "decoder_input_ids": shifted_right(target, start, pad)}, target)
+            decoder = shifted_right(self._ids(row, "labels", index), self.seq_len, self.facts)
+            return Example({**inputs, **decoder.inputs}, decoder.labels)
         labels = ids
         if row.get("labels") is not None:
             labels = self._ids(row, "labels", index)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tightfit.data.caching import cached
-from tightfit.data.readers import LABEL, LEARNED, MESSAGES, PROMPT, TEXT, TEXTS, Row, Wanted
+from tightfit.data.readers import LABEL, LEARNED, MESSAGES, PROMPT, TARGET, TEXT, TEXTS, Row, Wanted
 from tightfit.data.splitting import Progress, Split
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError, shown
@@ -131,7 +131,7 @@ def tokenize(
             if LABEL in split.wanted:
                 np.save(folder / name / f"{LABEL}.npy", np.array(ids, dtype=np.int64)[parts == part])
 
-    key = digest(["tokens 2", split.key, tokenizer.fingerprint])
+    key = digest(["tokens 3", split.key, tokenizer.fingerprint])
     return cached(cache_dir / "tokens" / key, fill, lambda folder: _read(folder, split.wanted))
 
 
@@ -193,7 +193,8 @@ def _encode(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress
             origins = [split.origin(len(parts) + number) for number in range(1, len(rows) + 1)]
             encoded = encode(split.wanted, rows, tokenizer, origins)
         else:
-            encoded = {key: tokenizer.encode_batch([row[wanted.index(key)] for row in rows]) for key in streams}
+            encoded = {key: tokenizer.encode_batch([row[wanted.index(key)] for row in rows], key == TARGET)
+                       for key in streams}
         for key in streams:
             for part, writer in enumerate(writers[key]):
                 writer.extend([ids for place, ids in zip(here, encoded[key], strict=True) if place == part])
