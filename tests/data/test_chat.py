@@ -180,6 +180,19 @@ def test_what_cannot_be_learned_is_named(tmp_path, tokenizer, rows, template, wo
         prepared(tmp_path, tokenizer, rows, template)
 
 
+def test_what_an_assistant_says_beside_its_content_is_marked_or_refused(tmp_path, tokenizer):
+    turns = say("tea?", "tea")["messages"]
+    rows = [{"messages": [turns[0], {**turns[1], "reasoning": "the fox", "weight": 1}]}]
+    found, _ = prepared(tmp_path, tokenizer, rows, packing=False)  # which the template does not write
+    assert learned_texts(found, tokenizer) == ["tea<|im_end|>"]
+    thinking = [each.replace("{{ message['content']", "{{ message['reasoning'] }}{{ message['content']")
+                for each in (CHATML, MARKED)]
+    with pytest.raises(DataError, match=r"more of an assistant's message in .*row 1 than its content.*generation"):
+        prepared(tmp_path, tokenizer, rows, thinking[0])
+    found, _ = prepared(tmp_path, tokenizer, rows, thinking[1], packing=False)
+    assert learned_texts(found, tokenizer) == ["the foxtea<|im_end|>"]
+
+
 @pytest.mark.parametrize("turns", ["hello", '{"role": 3}', None, 7, [None, {"content": 3}]])
 def test_a_tokenizer_trained_on_damaged_messages_leaves_the_saying_to_the_reader(tmp_path, turns):
     with pytest.raises(DataError, match=r"^data.messages: (message 1 of )?\S+chat.jsonl row 2 .*; write "):

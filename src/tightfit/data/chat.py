@@ -100,6 +100,12 @@ def _conversations(
     for messages, origin in zip(listed, origins, strict=True):
         text, inside = written(messages, origin)
         if not marked:
+            bare = [{"role": ASSISTANT, "content": m["content"]} if m["role"] == ASSISTANT else m for m in messages]
+            if bare != messages and written(bare, origin)[0] != text:
+                raise DataError(f"data.messages: the chat template writes more of an assistant's message in {origin} "
+                                "than its content, such as calls of tools or reasoning, which would not be learned; "
+                                "write data.chat_template=<one with {% generation %} around it>, or all of it as "
+                                "content")
             held, last = _held(messages)
             between = HOLDERS.split(written(held, origin)[0])
             whole = last in (0, len(held))
