@@ -91,11 +91,13 @@ class Custom(nn.Module):
         self.normalize = GridNorm()
         self.frozen = nn.Linear(2, 2).requires_grad_(False)
         self.bias = nn.Parameter(torch.zeros(2, 2))
+        self.gate_up_proj_bias = nn.Parameter(torch.zeros(2, 2))
         self.gain = nn.Parameter(torch.zeros(()))
 
 
 def test_grouping_of_a_model_of_ones_own() -> None:
-    assert group_names(Custom()) == (["words.weight"], ["bias", "gain", "out.bias", "normalize.scale"])
+    kept = ["bias", "gate_up_proj_bias", "gain", "out.bias", "normalize.scale"]
+    assert group_names(Custom()) == (["words.weight"], kept)
 
 
 def test_a_group_with_nothing_in_it_is_left_out() -> None:
