@@ -14,6 +14,7 @@ from tightfit.data.corpora import missing_path
 from tightfit.data.samples import PADDED_WITH_ZERO, Example, Padded, generator, next_tokens, padded, shifted_right
 from tightfit.errors import DataError, MissingLibrary, cut
 from tightfit.model_facts import ModelFacts
+from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array, ArraySpec, Task, get_task
 
@@ -127,26 +128,27 @@ def _integers(values: Any, name: str, index: int) -> Array:
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that such files hold in truth; Pillow's readers of rarer ones run programs, or warn and go on."""
-MEAN, DEVIATION = 0.5, 0.5
-"""Pixels, scaled to 0 to 1, are centred and divided by these."""
+CENTRED = (0.5, 0.5)
+"""Mean and deviation of a channel of pixels, scaled to 0 to 1, where the model names none."""
 MODES = {1: "L", 3: "RGB"}
 """Pillow's names of images with so many channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """Image files and their classes; an image is read and resized when it is asked for."""
+    """Image files and their classes; an image is read and resized when it is asked for. scale: as of `pixel_scale`."""
 
     files: tuple[Path, ...]
     classes: tuple[int, ...]
     size: int
     channels: int
+    scale: tuple[Any, Any] = CENTRED
 
     def __len__(self) -> int:
         return len(self.files)
 
     def example(self, index: int, epoch: int) -> Example:
-        pixels = read_image(self.files[index], self.size, self.channels)
+        pixels = read_image(self.files[index], self.size, self.channels, self.scale)
         return Example({"pixel_values": pixels}, np.asarray(self.classes[index], dtype=np.int64))
 
 
@@ -183,8 +185,27 @@ def open_images(
     return ImageFolder(files=files, classes=numbers, size=facts.image_size, channels=facts.num_channels), names
 
 
-def read_image(path: Path, size: int, channels: int) -> Array:
-    """An image as float32 (channels, size, size), its 0 to 1 centred on `MEAN`. Raises DataError for a broken file."""
+def pixel_scale(recipe: Recipe, channels: int) -> tuple[Any, Any]:
+    """What pixels, scaled to 0 to 1, are centred on and divided by, a number or one for each channel: those of the
+    image processor that is stored with the model's weights."""
+    source, found = resolve_source(recipe), dict[str, Any]()
+    if recipe.pretrained and source.kind in ("folder", "hub"):
+        from transformers import ImageProcessingMixin  # for stored models alone
+
+        from tightfit.hub import only_local
+
+        with suppress(OSError):  # there is none
+            found, _ = ImageProcessingMixin.get_image_processor_dict(
+                source.name, local_files_only=only_local(source.name))
+    if not found.get("do_normalize", True):
+        return 0.0, 1.0
+    named = found.get("image_mean"), found.get("image_std")
+    fits = all(isinstance(values, list) and len(values) == channels for values in named)
+    return named if fits else CENTRED
+
+
+def read_image(path: Path, size: int, channels: int, scale: tuple[Any, Any] = CENTRED) -> Array:
+    """An image as float32 (channels, size, size), its 0 to 1 centred by `scale`. Raises DataError for a broken file."""
     image_module = _pillow()
     try:
         with image_module.open(path, formats=FORMATS) as image:
@@ -192,15 +213,17 @@ def read_image(path: Path, size: int, channels: int) -> Array:
             pixels = np.asarray(small, dtype=np.float32).reshape(size, size, channels)
     except (OSError, SyntaxError, image_module.DecompressionBombError) as error:  # SyntaxError: some broken PNG files
         raise DataError(f"data: {path} is not a readable image: {error}") from None
-    return np.ascontiguousarray(((pixels / 255.0 - MEAN) / DEVIATION).transpose(2, 0, 1))
+    mean, deviation = (np.asarray(numbers, dtype=np.float32) for numbers in scale)
+    return np.ascontiguousarray(((pixels / 255.0 - mean) / deviation).transpose(2, 0, 1))
 
 
-def image_processor(facts: ModelFacts) -> dict[str, Any]:
+def image_processor(facts: ModelFacts, scale: tuple[Any, Any] = CENTRED) -> dict[str, Any]:
     """The configuration of transformers' image processor that makes the same pixels as `read_image`."""
+    mean, deviation = (np.broadcast_to(numbers, facts.num_channels).tolist() for numbers in scale)
     return {
         "image_processor_type": "ViTImageProcessor", "size": {"height": facts.image_size, "width": facts.image_size},
         "do_resize": True, "resample": 2, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True,
-        "image_mean": [MEAN] * facts.num_channels, "image_std": [DEVIATION] * facts.num_channels,
+        "image_mean": mean, "image_std": deviation,
     }  # fmt: skip
 
 
