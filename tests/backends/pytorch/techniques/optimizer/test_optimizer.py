@@ -213,9 +213,9 @@ def test_learning_rate_takes_effect_at_the_next_step(case: Case) -> None:
 
 def test_adafactor_says_that_its_learning_rate_is_relative() -> None:
     assert not Case(Adafactor(), Fp32(), rate=1e-2).build(tiny()).notes
-    (note,) = Case(Adafactor(), Fp32(), rate=3e-4).build(tiny()).notes
+    (note,) = Case(Adafactor(), Fp32(), rate=1e-3).build(tiny()).notes
     assert "relative" in note
-    assert "0.01 is usual, and learning_rate is 0.0003" in note
+    assert "0.01 is usual, and learning_rate is 0.001" in note
 
 
 def test_adafactor_follows_small_gradients_of_bf16_weights() -> None:
