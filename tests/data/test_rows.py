@@ -88,6 +88,12 @@ def test_a_decoder_that_starts_with_the_end_of_its_target(tmp_path: Path) -> Non
     assert batch.inputs["decoder_input_ids"].tolist() == expected.tolist() == [[99, 6, 7, 2], [98, 8, 9, 2]]
 
 
+@pytest.mark.parametrize("name", ["position_ids", "completion_mask", "decoder_input_ids"])
+def test_what_other_trainers_would_read_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=f"its rows hold {name}, which is not read here; remove it"):
+        batch_of([{"input_ids": [5, 6], name: [0, 1], "id": 7}], tmp_path)
+
+
 def test_masked_lm_and_image_rows(tmp_path: Path) -> None:
     batch = batch_of([{"input_ids": [5, 3], "labels": [IGNORE, 6]}], tmp_path, "masked-lm")
     assert batch.labels.tolist() == [[IGNORE, 6]]

@@ -18,6 +18,12 @@ from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array, ArraySpec, Task, get_task
 
+IGNORED = frozenset({
+    "position_ids", "decoder_input_ids", "decoder_attention_mask", "global_attention_mask", "inputs_embeds", "bbox",
+    "seq_lengths", "seq_idx", "completion_mask", "assistant_masks",
+})  # fmt: skip
+"""Fields of rows that other trainers read: inputs of models, documents that share a row, and what is learned."""
+
 
 class Rows(Protocol):
     """Any map-style data set: a list of dicts, a `datasets.Dataset`."""
@@ -42,6 +48,9 @@ def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts) -> Padded:
                         "no number of steps; give rows with len() and [i], such as load_dataset(..., streaming=False)")
     if isinstance(rows, Mapping):
         raise DataError("dataset: a mapping of columns has no rows; give datasets.Dataset.from_dict(...) of it")
+    if len(rows) and isinstance(rows[0], Mapping) and (ignored := sorted(IGNORED & rows[0].keys())):
+        raise DataError(f"dataset: its rows hold {', '.join(ignored)}, which is not read here; remove it, with a "
+                        "document in each row and what is not learned as -100 in labels")
     examples = RowExamples(rows=rows, task=get_task(recipe.task), seq_len=recipe.seq_len, facts=facts)
     if len(examples):
         examples.example(0, 0)
