@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "longformer"})
 """Model types whose position embedding begins behind the padding token's index."""
+STARTS_WITH_LAST = frozenset({"mbart", "plbart", "fsmt"})
+"""Model types whose decoder reads first what its labels end with, such as a language's token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,8 @@ class ModelFacts:
     image_size: int = 0
     num_channels: int = 3
     pad_token_id: int = 0
-    decoder_start_token_id: int = 0
+    decoder_start_token_id: int | None = 0
+    """What a decoder reads first; None for the last of the tokens that it is to predict."""
 
     def check_length(self, seq_len: int) -> None:
         """Raise Refused where a sequence is longer than the model has positions."""
@@ -86,7 +89,8 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
         image_size=image_size,
         num_channels=getattr(vision, "num_channels", 3),
         pad_token_id=pad,
-        decoder_start_token_id=first("decoder_start_token_id", "bos_token_id", default=pad, parts=tokens),
+        decoder_start_token_id=None if getattr(config, "model_type", None) in STARTS_WITH_LAST else first(
+            "decoder_start_token_id", "bos_token_id", default=pad, parts=tokens),
     )
 
 

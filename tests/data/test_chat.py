@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from tests.data.helpers import FACTS, recipe, texts, write_jsonl
@@ -131,6 +132,25 @@ def test_an_instruction_and_its_input_are_asked_and_its_output_is_learned(tmp_pa
     assert found.turn_end is not None
 
 
+SPACED = ("{% for m in messages %}{% if m['role'] == 'user' %}{{ '\\n' + m['content'] }}:{% else %}{{ m['content'] }}"
+          "{% endif %}{% endfor %}")
+SPACED_MARKED = SPACED.replace("else %}", "else %}{% generation %}  ").replace(
+    "{% endif", "  {% endgeneration %}{% endif")
+
+
+@pytest.mark.parametrize(("row", "template", "learned"), [
+    ({"prompt": "tea  ", "completion": "    fox   dog  "}, None, ["    fox   dog  " + END]),
+    (say("tea", "   fox  ", "dog", "fox"), SPACED, ["   fox  ", "fox"]),
+    (say("tea", "   fox ", "dog", "fox"), SPACED_MARKED, ["     fox   ", "  fox  "]),
+], ids=["completion", "found", "marked"])
+def test_spaces_are_learned_that_a_tokenizer_leaves_out_of_its_tokens_places(tmp_path, row, template, learned):
+    backend = train_bpe(["   fox   dog  tea:"] * 9, 290, [END])
+    backend.post_processor = processors.ByteLevel(trim_offsets=True)  # as GPT-NeoX has it
+    bare_tokenizer(backend, "train").save(tmp_path / "tokenizer")
+    found, _ = prepared(tmp_path, tmp_path / "tokenizer", [row], template, packing=False)
+    assert learned_texts(found, tmp_path / "tokenizer") == learned
+
+
 def test_fields_of_other_names(tmp_path, tokenizer):
     rows = [{"text": "the dog", "q": "the quick brown", "a": " fox"}]
     found, _ = prepared(tmp_path, tokenizer, rows, None, prompt="q", completion="a")
@@ -175,6 +195,19 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
 def test_what_cannot_be_learned_is_named(tmp_path, tokenizer, rows, template, words):
     with pytest.raises(DataError, match=words):
         prepared(tmp_path, tokenizer, rows, template)
+
+
+def test_what_an_assistant_says_beside_its_content_is_marked_or_refused(tmp_path, tokenizer):
+    turns = say("tea?", "tea")["messages"]
+    rows = [{"messages": [turns[0], {**turns[1], "reasoning": "the fox", "weight": 1}]}]
+    found, _ = prepared(tmp_path, tokenizer, rows, packing=False)  # which the template does not write
+    assert learned_texts(found, tokenizer) == ["tea<|im_end|>"]
+    thinking = [each.replace("{{ message['content']", "{{ message['reasoning'] }}{{ message['content']")
+                for each in (CHATML, MARKED)]
+    with pytest.raises(DataError, match=r"more of an assistant's message in .*row 1 than its content.*generation"):
+        prepared(tmp_path, tokenizer, rows, thinking[0])
+    found, _ = prepared(tmp_path, tokenizer, rows, thinking[1], packing=False)
+    assert learned_texts(found, tokenizer) == ["the foxtea<|im_end|>"]
 
 
 @pytest.mark.parametrize("turns", ["hello", '{"role": 3}', None, 7, [None, {"content": 3}]])

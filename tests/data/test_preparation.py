@@ -287,6 +287,32 @@ def test_the_image_processor_that_is_saved_makes_the_same_pixels(tmp_path: Path,
     assert np.allclose(made, read_image(tmp_path / "a.png", 8, channels), atol=0.03)
 
 
+@pytest.mark.parametrize(("stored", "mean", "deviation"), [
+    ({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.1, 0.2, 0.3]}, [0.4, 0.5, 0.6], [0.1, 0.2, 0.3]),
+    ({"do_normalize": False, "image_mean": [0.4] * 3, "image_std": [0.1] * 3}, [0.0] * 3, [1.0] * 3),
+    (None, [0.5] * 3, [0.5] * 3),
+])  # fmt: skip
+def test_pixels_are_scaled_as_the_stored_models_are(tmp_path: Path, stored: Any, mean: Any, deviation: Any) -> None:
+    from PIL import Image
+
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    if stored is not None:
+        stored = {"image_processor_type": "ViTImageProcessor", **stored}
+        (model / "preprocessor_config.json").write_text(json.dumps(stored))
+    for name, colour in (("red", (255, 0, 51)), ("black", (0, 0, 0))):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4), colour).save(tmp_path / "images" / name / "a.png")
+    settings = recipe(tmp_path, model=str(model), task="image-classification",
+                      data={"source": str(tmp_path / "images"), "eval_fraction": 0.0})
+    prepared = prepare(settings, TINY_IMAGES)
+    pixels = prepared.train.batch(np.array([1]), 0)[0].inputs["pixel_values"][0, :, 0, 0]
+    assert np.allclose(pixels, (np.array([1.0, 0.0, 0.2]) - mean) / deviation, atol=1e-6)
+    assert prepared.image_processor is not None
+    assert (prepared.image_processor["image_mean"], prepared.image_processor["image_std"]) == (mean, deviation)
+
+
 def test_a_part_to_evaluate_on_has_the_classes_of_the_rest(tmp_path: Path) -> None:
     settings = classified(tmp_path, ["b", "c"] * 5)
     held = write_jsonl(tmp_path / "held.jsonl", [{"text": "the dog", "label": "a"}, {"text": "tea", "label": "c"}])

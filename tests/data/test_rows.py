@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import MBartConfig
+from transformers.models.mbart.modeling_mbart import shift_tokens_right
 
 from tests.data.helpers import FACTS, recipe
 from tightfit.data import GlobalBatchLoader, prepare
 from tightfit.data.sources import samples_from_rows
 from tightfit.errors import DataError
-from tightfit.model_facts import ModelFacts
+from tightfit.model_facts import ModelFacts, facts_of
+from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, MicroBatch
 
 
@@ -72,6 +76,22 @@ def test_seq2seq_rows(tmp_path: Path) -> None:
     assert batch.inputs["decoder_input_ids"].tolist() == [[2, 6, 1, 7], [2, 1, 1, 1]]
     assert batch.labels.tolist() == [[6, IGNORE, 7, IGNORE], [8, IGNORE, IGNORE, IGNORE]]
     assert batch.mask == "padded"
+
+
+def test_a_decoder_that_starts_with_the_end_of_its_target(tmp_path: Path) -> None:
+    """As in transformers, whose mBART puts the last real label in front of the others."""
+    config = MBartConfig(vocab_size=400, pad_token_id=1)
+    facts = facts_of(config, Recipe(task="seq2seq"))
+    labels = [[6, 7, 2, 99], [8, 9, 2, 98]]
+    batch = batch_of([{"input_ids": [5], "labels": each} for each in labels], tmp_path, "seq2seq", facts)
+    expected = shift_tokens_right(torch.from_numpy(batch.labels), 1)
+    assert batch.inputs["decoder_input_ids"].tolist() == expected.tolist() == [[99, 6, 7, 2], [98, 8, 9, 2]]
+
+
+@pytest.mark.parametrize("name", ["position_ids", "completion_mask", "decoder_input_ids"])
+def test_what_other_trainers_would_read_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=f"its rows hold {name}, which is not read here; remove it"):
+        batch_of([{"input_ids": [5, 6], name: [0, 1], "id": 7}], tmp_path)
 
 
 def test_masked_lm_and_image_rows(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, NllbTokenizer
 
 from tests.data.helpers import FACTS, recipe, texts
 from tightfit.data.tokenizer_choice import choose_tokenizer, special_tokens
@@ -128,6 +128,22 @@ def test_special_tokens_around_a_document_are_kept(tmp_path: Path) -> None:
     assert set(tokenizer.special_ids) == {0, 1, 2, 3, 4}
     assert tokenizer.encode_prompt("the dog") == [2, 5, 6]
     assert tokenizer.decode([2, 5, 6, 3]) == "the dog"
+
+
+@pytest.mark.parametrize("ends_with_language", [False, True])
+def test_targets_are_written_in_the_language_of_targets(tmp_path: Path, ends_with_language: bool) -> None:
+    vocab = {word: place for place, word in enumerate(("<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b"))}
+    theirs = NllbTokenizer(vocab, [], src_lang="en", tgt_lang="fr", additional_special_tokens=["en", "fr"],
+                           legacy_behaviour=ends_with_language)
+    theirs.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path), trust_remote_code=False)
+    sources, targets = ["a", "ab"] * 80, ["b", "ba"] * 80
+    for ours, given in ((tokenizer.encode_batch(sources), {"text": sources}),
+                        (tokenizer.encode_batch(targets, target=True), {"text_target": targets})):
+        assert [ids.tolist() for ids in ours] == theirs(**given)["input_ids"]
+    marks = [{*ids.tolist()} & {*theirs.convert_tokens_to_ids(["en", "fr"])} for ids in (
+        tokenizer.encode_batch(["a"])[0], tokenizer.encode_batch(["a"], target=True)[0])]
+    assert marks == [{theirs.convert_tokens_to_ids("en")}, {theirs.convert_tokens_to_ids("fr")}]
 
 
 def test_a_bare_tokenizer_file(tmp_path: Path) -> None:

@@ -80,30 +80,40 @@ def _completions(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[tuple[li
 def _conversations(
     rows: Sequence[Row], tokenizer: Tokenizer, origins: Sequence[str]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    listed = [_messages(row, origin) for row, origin in zip(rows, origins, strict=True)]
-    backend, template = tokenizer.backend, str(tokenizer.backend.chat_template)
+    from transformers.utils.chat_template_utils import render_jinja_template  # as slow as a tokenizer's own library
 
-    def written(messages: list[dict[str, Any]], origin: str, **options: Any) -> Any:
+    listed = [_messages(row, origin) for row, origin in zip(rows, origins, strict=True)]
+    backend, template = tokenizer.backend, tokenizer.backend.get_chat_template()
+    marked = MARKS.search(template) is not None
+
+    def written(messages: list[dict[str, Any]], origin: str) -> tuple[str, list[Span]]:
+        """The text of messages, and where its marks lie."""
         try:
-            return backend.apply_chat_template(messages, **{"tokenize": False, **options})
+            (text,), spans = render_jinja_template(
+                [messages], chat_template=template, return_assistant_tokens_mask=marked, **backend.special_tokens_map)
         except Exception as error:  # of Jinja, and of the template's own
             raise DataError(f"data.messages: the chat template refuses {origin}: {one_line(error)}; change that row, "
                             "or write data.chat_template=<another>") from None
+        return text, spans[0] if marked else []
 
-    if MARKS.search(template):
-        for messages, origin in zip(listed, origins, strict=True):
-            made = written(messages, origin, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-            yield list(made["input_ids"]), list(made["assistant_masks"])
-        return
-    texts = [str(written(messages, origin)) for messages, origin in zip(listed, origins, strict=True)]
-    spans = []
-    for messages, text, origin in zip(listed, texts, origins, strict=True):
-        held, last = _held(messages)
-        between = HOLDERS.split(str(written(held, origin)))
-        whole = last in (0, len(held))
-        ending = _ending(between if whole else HOLDERS.split(str(written(held[:last], origin))))
-        said = [message["content"] for message in messages if message["role"] == ASSISTANT]
-        spans.append(_turns(text, between, said, ending, origin))
+    texts, spans = [], []
+    for messages, origin in zip(listed, origins, strict=True):
+        text, inside = written(messages, origin)
+        if not marked:
+            bare = [{"role": ASSISTANT, "content": m["content"]} if m["role"] == ASSISTANT else m for m in messages]
+            if bare != messages and written(bare, origin)[0] != text:
+                raise DataError(f"data.messages: the chat template writes more of an assistant's message in {origin} "
+                                "than its content, such as calls of tools or reasoning, which would not be learned; "
+                                "write data.chat_template=<one with {% generation %} around it>, or all of it as "
+                                "content")
+            held, last = _held(messages)
+            between = HOLDERS.split(written(held, origin)[0])
+            whole = last in (0, len(held))
+            ending = _ending(between if whole else HOLDERS.split(written(held[:last], origin)[0]))
+            said = [message["content"] for message in messages if message["role"] == ASSISTANT]
+            inside = _turns(text, between, said, ending, origin)
+        texts.append(text)
+        spans.append(inside)
     for (ids, offsets), inside in zip(tokenizer.located(texts, False), spans, strict=True):
         yield ids, _inside(offsets, inside)
 
@@ -155,10 +165,11 @@ def _turns(text: str, between: list[str], said: list[str], ending: str, origin: 
 
 def _inside(offsets: Iterable[Span], spans: Sequence[Span]) -> list[int]:
     """For each token, by its characters, 1 where any of them lies in a span, else 0."""
-    places = np.array(list(offsets), dtype=np.int64).reshape(-1, 2)
-    found = np.zeros(len(places), dtype=np.int64)
+    begins, ends = np.array(list(offsets), dtype=np.int64).reshape(-1, 2).T
+    begins = np.minimum(begins, ends - 1)  # of spaces alone, some tokenizers say where they end and that they are empty
+    found = np.zeros(len(ends), dtype=np.int64)
     for start, stop in spans:
-        found |= (places[:, 1] > np.maximum(places[:, 0], start)) & (places[:, 0] < stop)
+        found |= (ends > np.maximum(begins, start)) & (begins < stop)
     return found.tolist()
 
 

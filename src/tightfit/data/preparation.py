@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tightfit.data.corpora import evaluation_data, named_fields, open_corpus, usual_fields
 from tightfit.data.readers import LABEL, LEARNED, MESSAGES, TARGET, TEXT, MissingField, Wanted
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
-from tightfit.data.sources import Dummy, Rows, open_images, samples_from_rows
+from tightfit.data.sources import Dummy, Rows, image_processor, open_images, pixel_scale, samples_from_rows
 from tightfit.data.splitting import Progress, Split, held_out
 from tightfit.data.tokenized import Part, TokenStream, tokenize
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
@@ -29,9 +30,10 @@ class Prepared:
     evaluation: the held-out samples; None where nothing is held out. tokenizer: None where samples are not made from
     text. unigram_loss: nats per held-out token for a model that knows how often each token occurs and nothing else;
     None where tokens are not predicted. classes: the classes' names by id, from 0 without gaps; None where the data
-    names none: labels are numbers, or rows of the caller's own, or no classes. from_images: whether samples are made
-    from image files. unlearned: training documents of which no token is learned. turn_end: the token that ends the
-    assistant's turn, where documents are conversations and one token does.
+    names none: labels are numbers, or rows of the caller's own, or no classes. image_processor: the configuration of
+    the one that makes such samples of image files; None where they are not made from those. unlearned: training
+    documents of which no token is learned. turn_end: the token that ends the assistant's turn, where documents are
+    conversations and one token does.
     """
 
     train: Samples
@@ -39,7 +41,7 @@ class Prepared:
     tokenizer: Tokenizer | None = None
     unigram_loss: float | None = None
     classes: dict[int, str] | None = None
-    from_images: bool = False
+    image_processor: dict[str, Any] | None = None
     unlearned: int = 0
     turn_end: int | None = None
 
@@ -100,11 +102,13 @@ def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
 
 def _from_images(recipe: Recipe, facts: ModelFacts) -> Prepared:
     images, names = open_images(recipe.data.source, facts, recipe.num_labels)
-    held, own = evaluation_data(recipe.data), None
+    held, own, scale = evaluation_data(recipe.data), None, pixel_scale(recipe, facts.num_channels)
     if held is not None:
-        own = padded(open_images(held.source, facts, recipe.num_labels, names)[0], recipe, facts)
-    train, evaluation = _divide(padded(images, recipe, facts), recipe.data.eval_fraction, own)
-    return Prepared(train=train, evaluation=evaluation, classes=dict(enumerate(names)), from_images=True)
+        others, _ = open_images(held.source, facts, recipe.num_labels, names)
+        own = padded(replace(others, scale=scale), recipe, facts)
+    train, evaluation = _divide(padded(replace(images, scale=scale), recipe, facts), recipe.data.eval_fraction, own)
+    return Prepared(train=train, evaluation=evaluation, classes=dict(enumerate(names)),
+                    image_processor=image_processor(facts, scale))
 
 
 def _divide(samples: Padded, fraction: float, own: Samples | None = None) -> tuple[Samples, Samples | None]:

@@ -113,10 +113,13 @@ def next_tokens(ids: Array, length: int) -> Example:
     return Example({"input_ids": ids[:length]}, labels)
 
 
-def shifted_right(labels: Array, start_id: int, pad_id: int) -> Array:
-    """Decoder inputs that predict `labels`: `start_id`, then the labels without the last."""
-    shifted = np.concatenate((np.array([start_id], dtype=np.int64), labels[:-1]))
-    return np.where(shifted == IGNORE, pad_id, shifted)
+def shifted_right(target: Array, length: int, facts: ModelFacts) -> Example:
+    """The first `length` tokens of a target, and as inputs the decoder's: its first token, then those but the last."""
+    start = facts.decoder_start_token_id
+    if start is None:
+        start = int(np.append(facts.pad_token_id, target[target != IGNORE])[-1])
+    shifted = np.concatenate((np.array([start], dtype=np.int64), target[:length][:-1]))
+    return Example({"decoder_input_ids": np.where(shifted == IGNORE, facts.pad_token_id, shifted)}, target[:length])
 
 
 def truncated(ids: Array, length: int, special_ids: tuple[int, ...]) -> Array:
@@ -154,10 +157,9 @@ class Documents:
             ids = truncated(stream.document(index), length, self.special_ids)
             return Example({"input_ids": ids}, self.part.classes[index])
         if TARGET in self.part.streams:
-            target = self.part.streams[TARGET].document(index, length)
-            decoder = shifted_right(target, self.facts.decoder_start_token_id, self.facts.pad_token_id)
+            decoder = shifted_right(self.part.streams[TARGET].document(index), length, self.facts)
             ids = truncated(stream.document(index), length, self.special_ids)
-            return Example({"input_ids": ids, "decoder_input_ids": decoder}, target)
+            return Example({"input_ids": ids, **decoder.inputs}, decoder.labels)
         ids = labelled = stream.document(index, length + 1)
         if LEARNED in self.part.streams:
             labelled = np.where(self.part.streams[LEARNED].document(index, length + 1), ids, IGNORE)

@@ -14,8 +14,15 @@ from tightfit.data.corpora import missing_path
 from tightfit.data.samples import PADDED_WITH_ZERO, Example, Padded, generator, next_tokens, padded, shifted_right
 from tightfit.errors import DataError, MissingLibrary, cut
 from tightfit.model_facts import ModelFacts
+from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array, ArraySpec, Task, get_task
+
+IGNORED = frozenset({
+    "position_ids", "decoder_input_ids", "decoder_attention_mask", "global_attention_mask", "inputs_embeds", "bbox",
+    "seq_lengths", "seq_idx", "completion_mask", "assistant_masks",
+})  # fmt: skip
+"""Fields of rows that other trainers read: inputs of models, documents that share a row, and what is learned."""
 
 
 class Rows(Protocol):
@@ -41,6 +48,9 @@ def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts) -> Padded:
                         "no number of steps; give rows with len() and [i], such as load_dataset(..., streaming=False)")
     if isinstance(rows, Mapping):
         raise DataError("dataset: a mapping of columns has no rows; give datasets.Dataset.from_dict(...) of it")
+    if len(rows) and isinstance(rows[0], Mapping) and (ignored := sorted(IGNORED & rows[0].keys())):
+        raise DataError(f"dataset: its rows hold {', '.join(ignored)}, which is not read here; remove it, with a "
+                        "document in each row and what is not learned as -100 in labels")
     examples = RowExamples(rows=rows, task=get_task(recipe.task), seq_len=recipe.seq_len, facts=facts)
     if len(examples):
         examples.example(0, 0)
@@ -82,9 +92,8 @@ class RowExamples:
         if self.task.predicts == "class":
             return Example(inputs, self._class(row, index))
         if self.task.predicts == "target":
-            target = self._ids(row, "labels", index)[: self.seq_len]
-            start, pad = self.facts.decoder_start_token_id, self.facts.pad_token_id
-            return Example({**inputs, "decoder_input_ids": shifted_right(target, start, pad)}, target)
+            decoder = shifted_right(self._ids(row, "labels", index), self.seq_len, self.facts)
+            return Example({**inputs, **decoder.inputs}, decoder.labels)
         labels = ids
         if row.get("labels") is not None:
             labels = self._ids(row, "labels", index)
@@ -129,26 +138,27 @@ def _integers(values: Any, name: str, index: int) -> Array:
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that such files hold in truth; Pillow's readers of rarer ones run programs, or warn and go on."""
-MEAN, DEVIATION = 0.5, 0.5
-"""Pixels, scaled to 0 to 1, are centred and divided by these."""
+CENTRED = (0.5, 0.5)
+"""Mean and deviation of a channel of pixels, scaled to 0 to 1, where the model names none."""
 MODES = {1: "L", 3: "RGB"}
 """Pillow's names of images with so many channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """Image files and their classes; an image is read and resized when it is asked for."""
+    """Image files and their classes; an image is read and resized when it is asked for. scale: as of `pixel_scale`."""
 
     files: tuple[Path, ...]
     classes: tuple[int, ...]
     size: int
     channels: int
+    scale: tuple[Any, Any] = CENTRED
 
     def __len__(self) -> int:
         return len(self.files)
 
     def example(self, index: int, epoch: int) -> Example:
-        pixels = read_image(self.files[index], self.size, self.channels)
+        pixels = read_image(self.files[index], self.size, self.channels, self.scale)
         return Example({"pixel_values": pixels}, np.asarray(self.classes[index], dtype=np.int64))
 
 
@@ -185,8 +195,27 @@ def open_images(
     return ImageFolder(files=files, classes=numbers, size=facts.image_size, channels=facts.num_channels), names
 
 
-def read_image(path: Path, size: int, channels: int) -> Array:
-    """An image as float32 (channels, size, size), its 0 to 1 centred on `MEAN`. Raises DataError for a broken file."""
+def pixel_scale(recipe: Recipe, channels: int) -> tuple[Any, Any]:
+    """What pixels, scaled to 0 to 1, are centred on and divided by, a number or one for each channel: those of the
+    image processor that is stored with the model's weights."""
+    source, found = resolve_source(recipe), dict[str, Any]()
+    if recipe.pretrained and source.kind in ("folder", "hub"):
+        from transformers import ImageProcessingMixin  # for stored models alone
+
+        from tightfit.hub import only_local
+
+        with suppress(OSError):  # there is none
+            found, _ = ImageProcessingMixin.get_image_processor_dict(
+                source.name, local_files_only=only_local(source.name))
+    if not found.get("do_normalize", True):
+        return 0.0, 1.0
+    named = found.get("image_mean"), found.get("image_std")
+    fits = all(isinstance(values, list) and len(values) == channels for values in named)
+    return named if fits else CENTRED
+
+
+def read_image(path: Path, size: int, channels: int, scale: tuple[Any, Any] = CENTRED) -> Array:
+    """An image as float32 (channels, size, size), its 0 to 1 centred by `scale`. Raises DataError for a broken file."""
     image_module = _pillow()
     try:
         with image_module.open(path, formats=FORMATS) as image:
@@ -194,15 +223,17 @@ def read_image(path: Path, size: int, channels: int) -> Array:
             pixels = np.asarray(small, dtype=np.float32).reshape(size, size, channels)
     except (OSError, SyntaxError, image_module.DecompressionBombError) as error:  # SyntaxError: some broken PNG files
         raise DataError(f"data: {path} is not a readable image: {error}") from None
-    return np.ascontiguousarray(((pixels / 255.0 - MEAN) / DEVIATION).transpose(2, 0, 1))
+    mean, deviation = (np.asarray(numbers, dtype=np.float32) for numbers in scale)
+    return np.ascontiguousarray(((pixels / 255.0 - mean) / deviation).transpose(2, 0, 1))
 
 
-def image_processor(facts: ModelFacts) -> dict[str, Any]:
+def image_processor(facts: ModelFacts, scale: tuple[Any, Any] = CENTRED) -> dict[str, Any]:
     """The configuration of transformers' image processor that makes the same pixels as `read_image`."""
+    mean, deviation = (np.broadcast_to(numbers, facts.num_channels).tolist() for numbers in scale)
     return {
         "image_processor_type": "ViTImageProcessor", "size": {"height": facts.image_size, "width": facts.image_size},
         "do_resize": True, "resample": 2, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True,
-        "image_mean": [MEAN] * facts.num_channels, "image_std": [DEVIATION] * facts.num_channels,
+        "image_mean": mean, "image_std": deviation,
     }  # fmt: skip
 
 

@@ -194,7 +194,7 @@ def _encode(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress
             encoded = encode(split.wanted, rows, tokenizer, origins)
         else:
             # What a model reads to answer is as the tokenizer makes it: so it is read when the model is used.
-            encoded = {key: tokenizer.encode_batch([row[wanted.index(key)] for row in rows],
+            encoded = {key: tokenizer.encode_batch([row[wanted.index(key)] for row in rows], target=key == TARGET,
                                                    ended=key == TARGET or len(wanted) == 1) for key in streams}
         for key in streams:
             for part, writer in enumerate(writers[key]):

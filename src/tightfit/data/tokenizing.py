@@ -47,7 +47,8 @@ class Tokenizer:
     fast: whether threads may encode at once. fingerprint: names everything that its output depends on.
     ids: of each text, with the special tokens that the tokenizer puts around it. offsets: of each text the ids, and
     where in it each token begins and ends; the flag asks for special tokens, which lie nowhere. save: writes into a
-    folder the files from which `transformers.AutoTokenizer` makes it again.
+    folder the files from which `transformers.AutoTokenizer` makes it again. target_ids: as `ids`, of texts that others
+    are turned into, where those are written otherwise, as in another language; never in several threads.
     """
 
     backend: Any
@@ -61,17 +62,24 @@ class Tokenizer:
     ids: Callable[[Sequence[str]], list[list[int]]]
     offsets: Callable[[Sequence[str], bool], list[tuple[list[int], list[tuple[int, int]]]]]
     save: Callable[[Path], object]
+    target_ids: Callable[[Sequence[str]], list[list[int]]] | None = None
 
-    def encode_batch(self, texts: Sequence[str], *, ended: bool = True) -> list[Array]:
+    def encode_batch(self, texts: Sequence[str], *, ended: bool = True, target: bool = False) -> list[Array]:
         """The ids of each text (int64, 1-d) as a whole document: with the special tokens around it, and where it is to
-        be `ended`, or holds no token, `end_id` last."""
+        be `ended`, or holds no token, `end_id` last, or where the tokenizer puts it. target: whether other texts are
+        turned into these."""
+        ids_of = self.target_ids if target and self.target_ids is not None else self.ids
 
         def encode(part: Sequence[str]) -> list[Array]:
-            return [np.array([*ids, self.end_id] if not ids or (ended and ids[-1] != self.end_id) else ids, np.int64)
-                    for ids in self.ids(part)]
+            return [np.array([*ids, self.end_id] if not ids or (ended and not self._ends(ids)) else ids, np.int64)
+                    for ids in ids_of(part)]
 
         with own_threads():
-            return in_threads(encode, texts) if self.fast else encode(texts)
+            return in_threads(encode, texts) if self.fast and ids_of is self.ids else encode(texts)
+
+    def _ends(self, ids: list[int]) -> bool:
+        """Whether a document has its end: last, or in front of a special token such as its language's."""
+        return ids[-1:] == [self.end_id] or (ids[-2:-1] == [self.end_id] and ids[-1] in self.special_ids)
 
     def located(self, texts: Sequence[str], special: bool) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """The `offsets` of each text. special: whether special tokens go around it."""
@@ -201,6 +209,9 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
         found = backend(list(texts), add_special_tokens=special, return_offsets_mapping=True, **options)
         return list(zip(found["input_ids"], found["offset_mapping"], strict=True))
 
+    def target_ids(texts: Sequence[str]) -> list[list[int]]:
+        return [list(ids) for ids in backend(text_target=list(texts), **options)["input_ids"]]
+
     return Tokenizer(
         backend=backend,
         vocab_size=1 + max(backend.get_vocab().values()),
@@ -213,4 +224,5 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
         ids=lambda texts: [list(ids) for ids in backend(list(texts), **options)["input_ids"]],
         offsets=offsets,
         save=backend.save_pretrained,
+        target_ids=target_ids if hasattr(backend, "_switch_to_target_mode") else None,
     )

@@ -195,11 +195,12 @@ class Adafactor(_Decaying):
 
     @staticmethod
     def notes(learning_rate: float) -> tuple[str, ...]:
-        """A note on a learning rate that is far below the relative step of the paper."""
-        if learning_rate >= ADAFACTOR_USUAL_RATE / 10:
+        """A note on a learning rate that is below the relative step of the paper, such as one of a Trainer of Hugging
+        Face's, whose steps are of that size itself."""
+        if learning_rate >= ADAFACTOR_USUAL_RATE / 2:
             return ()
-        return (f"adafactor's learning rate is relative to the size of the weights: {ADAFACTOR_USUAL_RATE:g} is usual, "
-                f"and learning_rate is {learning_rate:g}",)
+        return ("adafactor's learning rate is relative to the size of the weights, which the Hugging Face Trainer's is "
+                f"not: {ADAFACTOR_USUAL_RATE:g} is usual, and learning_rate is {learning_rate:g}",)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.weight_rounding is None:

@@ -12,19 +12,16 @@ from tightfit.errors import install_command
 from tightfit.models import OUR_TRANSFORMER
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
-from tightfit.training.session import Session
 
 
-def finish_model(model: Path, recipe: Recipe, data: Prepared, session: Session) -> None:
+def finish_model(model: Path, recipe: Recipe, data: Prepared) -> None:
     """Write beside the model what its inputs are made with: the tokenizer, or the image processor."""
     if data.tokenizer is not None:
         data.tokenizer.save(model)
         if get_task(recipe.task).generates:
             name_end(model, data.tokenizer.end_id, data.turn_end)
-    if data.from_images:
-        from tightfit.data.sources import image_processor
-
-        written = json.dumps(image_processor(session.facts), indent=2)
+    if data.image_processor is not None:
+        written = json.dumps(data.image_processor, indent=2)
         (model / "preprocessor_config.json").write_text(written + "\n", encoding="utf-8")
 
 

@@ -243,7 +243,7 @@ class Trainer:
                     load_best(step, loop.state, folder, world, log)
                 step.export(written, data.classes)
             if world.rank == 0:
-                finish_model(written, loop.recipe, data, session)
+                finish_model(written, loop.recipe, data)
         summary = summarize(session, step, data, loop.state, folder.path, began, world)
         if world.rank == 0:
             folder.write_json(SUMMARY, summary.to_dict())

@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends.jax.cases import build, quickly, recipe
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import global_batches, stack_micro_batches
+from tightfit.backends.jax.loading import global_batches, stack_for, stack_micro_batches
 from tightfit.backends.jax.step import Step
 from tightfit.backends.jax.update import eval_step
 from tightfit.data import prepare
@@ -81,6 +81,18 @@ def test_padding_is_not_seen():
     compute = partial(quickly, partial(logits, both.build))
     padded = compute(both.state["params"], {"input_ids": ids, "padding": real})
     np.testing.assert_allclose(padded[:, :5], compute(both.state["params"], {"input_ids": ids[:, :5]}), atol=2e-6)
+
+
+@pytest.mark.parametrize("lengths", [(8, 5), (5, 8)])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_padding_of_some_micro_batches_alone_is_not_seen(lengths, ragged):
+    """What a full micro-batch gets to be as long as another is padding as well."""
+    both = Step(build(task="masked-lm"))
+    shorter = {"mask": "padded", "padding": np.arange(5)[None] < [[5], [3]]} if ragged else {}
+    parts = tuple(micro_batch(2, length, **(shorter if length == 5 else {})) for length in lengths)
+    together = loss(both, stack_for(both.build, global_batch_of(parts)))
+    alone = [loss(both, stack_for(both.build, global_batch_of((part,)))) for part in parts]
+    assert together == pytest.approx(sum(alone), rel=1e-6)
 
 
 @pytest.mark.parametrize(("name", "value"), [("labels", 64), ("input_ids", 64), ("input_ids", -1)])

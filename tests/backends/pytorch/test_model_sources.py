@@ -211,20 +211,29 @@ def test_caches_are_off_and_classifiers_know_their_padding() -> None:
     model = build("gpt2", "sequence-classification", model_overrides=SMALL_GPT2, num_labels=3).model
     assert model.config.use_cache is False
     assert logits_of(model(input_ids=torch.ones(2, 4, dtype=torch.int64))).shape == (2, 3)
+    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "head_dim": 8, "intermediate_size": 16, "vocab_size": 32, "pad_token_id": None, "eos_token_id": 2}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config={"depth": 1, "hidden_size": 16, "num_heads": 2})
+    seeing = ready_to_train(transformers.Qwen3_5ForSequenceClassification(config),
+                            Recipe(task="sequence-classification"))
+    assert logits_of(seeing(input_ids=torch.ones(2, 4, dtype=torch.int64))).shape == (2, 2)
     given = tiny_model("t5").eval()
     ids = torch.ones(2, 4, dtype=torch.int64)
     assert ready_to_train(given, Recipe()).training
     assert given(input_ids=ids, decoder_input_ids=ids).past_key_values is None
 
 
-def test_a_bert_for_causal_lm_sees_no_future() -> None:
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "big_bird", "megatron-bert", "rembert", "roformer"])
+def test_an_encoder_for_causal_lm_sees_no_future_or_says_so(kind: str, tmp_path: Path) -> None:
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    model = build("bert-base", model_overrides=small, vocab_size=64).model.eval()
+    transformers.AutoConfig.for_model(kind, **small, vocab_size=64).save_pretrained(tmp_path)
+    model, notes = build(str(tmp_path), pretrained=False)
+    model.eval()
     ids = torch.arange(8)[None]
     other = ids.clone()
     other[0, 5] = 60
-    one, two = (model(input_ids=i).logits for i in (ids, other))
-    assert torch.equal(one[:, :5], two[:, :5])
+    one, two = (logits_of(model(input_ids=i)) for i in (ids, other))
+    assert torch.equal(one[:, :5], two[:, :5]) != any("sees the tokens it predicts" in note for note in notes)
     assert not torch.equal(one[:, 5:], two[:, 5:])
 
 

@@ -33,15 +33,19 @@ class ArrayGlobalBatch(BatchTotals):
     arrays: dict[str, Array]
 
 
-def stack_micro_batches(global_batch: GlobalBatch, micro_batches: int, rows: int) -> ArrayGlobalBatch:
+def stack_micro_batches(
+    global_batch: GlobalBatch, micro_batches: int, rows: int, looks_ahead: bool = False
+) -> ArrayGlobalBatch:
     """The global batch with at least as many micro-batches, of at least as many rows each. Its micro-batches need not
-    be of one length; the longest counts.
+    be of one length; the longest counts, and what is added to others is padding for a model that looks ahead.
 
     Raises ModelError for arrays that the models here do not read.
     """
-    parts = [_arrays(batch) for batch in global_batch.micro_batches]
+    lengths = {batch.labels.shape[1] for batch in global_batch.micro_batches}
+    length, kinds = max(lengths), {batch.mask for batch in global_batch.micro_batches}
+    padded = "padded" in kinds or (looks_ahead and len(lengths) > 1 and "packed" not in kinds)
+    parts = [_arrays(batch, padded) for batch in global_batch.micro_batches]
     count, rows = max(micro_batches, len(parts)), max(rows, *(part["labels"].shape[0] for part in parts))
-    length = max(part["labels"].shape[1] for part in parts)
     arrays = {}
     for name, first in parts[0].items():
         whole = np.full((count, rows, length), PAD_VALUES[name], dtype=first.dtype)
@@ -51,18 +55,26 @@ def stack_micro_batches(global_batch: GlobalBatch, micro_batches: int, rows: int
     return ArrayGlobalBatch(arrays=arrays, **global_batch.totals)
 
 
+def stack_for(build: Build, global_batch: GlobalBatch) -> ArrayGlobalBatch:
+    """The global batch as a build's programs take it."""
+    return stack_micro_batches(global_batch, build.micro_batches, build.rows, build.task.predicts != "next")
+
+
 def array_dtype(name: str) -> np.dtype[np.generic]:
     """The number format of the array of that name."""
     return np.dtype(bool) if name == "padding" else np.dtype(np.int32)
 
 
-def _arrays(batch: MicroBatch) -> dict[str, Array]:
+def _arrays(batch: MicroBatch, padded: bool) -> dict[str, Array]:
+    """padded: whether real tokens are to be told from others, of which a micro-batch itself may have none."""
     if unknown := set(batch.inputs) - set(PAD_VALUES):
         raise ModelError(f"model: the models of backend: jax read input_ids alone, and the data also has "
                          f"{', '.join(sorted(unknown))}; leave it out, or write backend=pytorch")
     found = {**batch.inputs, "labels": batch.labels}
-    hidden = {"document_ids": batch.document_ids, "padding": batch.padding_mask}
-    found |= {name: array for name, array in hidden.items() if array is not None}
+    if batch.document_ids is not None:
+        found["document_ids"] = batch.document_ids
+    if padded:
+        found["padding"] = np.ones(batch.labels.shape, bool) if batch.padding is None else batch.padding
     return {name: array.astype(array_dtype(name)) for name, array in found.items()}
 
 
@@ -77,7 +89,7 @@ def global_batches(
         workers = build.recipe.loading.workers
     if not workers:
         for number in range(start, stop):
-            yield stack_micro_batches(source.global_batch(number), build.micro_batches, build.rows)
+            yield stack_for(build, source.global_batch(number))
         return
     frozen, own = pickle.dumps(source), threading.local()
 
@@ -85,7 +97,7 @@ def global_batches(
         own.source = pickle.loads(frozen)
 
     def make(index: int) -> ArrayGlobalBatch:
-        return stack_micro_batches(own.source.global_batch(index), build.micro_batches, build.rows)
+        return stack_for(build, own.source.global_batch(index))
 
     coming: deque[Future[ArrayGlobalBatch]] = deque()
     threads = ThreadPoolExecutor(workers, thread_name_prefix="global batches", initializer=begin)

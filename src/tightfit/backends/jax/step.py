@@ -20,7 +20,7 @@ from tightfit.backends.base import GlobalBatchSource, ParameterCounts, StepResul
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.checkpoints import load_state, read_weights, save_state, write_model
 from tightfit.backends.jax.forward import logits
-from tightfit.backends.jax.loading import ArrayGlobalBatch, global_batches, stack_micro_batches
+from tightfit.backends.jax.loading import ArrayGlobalBatch, global_batches, stack_for
 from tightfit.backends.jax.network import Params
 from tightfit.backends.jax.update import (
     Arrays,
@@ -115,7 +115,7 @@ class Step:
         loss, count, correct, build = 0.0, 0, 0, self.build
         for whole in global_batches:
             if not isinstance(whole, ArrayGlobalBatch):
-                whole = stack_micro_batches(whole, build.micro_batches, build.rows)
+                whole = stack_for(build, whole)
             found = self._run("evaluation", None, self.state["params"], self._device_put(whole))
             loss, count, correct = loss + float(found[0]), count + whole.count, correct + int(found[1])
         return Evaluation(loss=Total(loss, count), correct=correct)

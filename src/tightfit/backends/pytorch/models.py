@@ -23,7 +23,7 @@ from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
 from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.sharding import full_shape
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
-from tightfit.model_facts import facts_of
+from tightfit.model_facts import facts_of, text_config
 from tightfit.models import ModelSource, TransformerConfig, read_config, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS, Task
@@ -32,8 +32,8 @@ WEIGHTS = "model.safetensors"
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 """Names of a folder's weights."""
 
-SEES_BOTH_SIDES = frozenset({"xlnet", "xlm", "flaubert"})
-"""Model types whose causal-lm class is not causal by itself."""
+SEES_BOTH_SIDES = frozenset({"xlnet", "xlm", "flaubert", "big_bird", "megatron-bert", "rembert", "roformer"})
+"""Model types whose causal-lm class is not causal by itself, in transformers 5.17."""
 
 
 class DrawnAtRandom(str):
@@ -148,7 +148,7 @@ def ready_to_train(model: nn.Module, recipe: Recipe) -> nn.Module:
         if isinstance(part, transformers.PreTrainedModel):
             part.config.use_cache = False
     if isinstance(model, transformers.PreTrainedModel) and recipe.task == "sequence-classification":
-        model.config.pad_token_id = facts_of(model.config, recipe).pad_token_id
+        model.config.pad_token_id = text_config(model.config).pad_token_id = facts_of(model.config, recipe).pad_token_id
     return model.train()
 
 

@@ -131,6 +131,13 @@ def test_half_precision_is_as_near_as_the_plain_loss(precision, limit):
     assert errors[1] < 1.5 * errors[0]
 
 
+@pytest.mark.parametrize("name", CHANGED_LOGITS)
+def test_the_comparison_with_the_models_own_logits_allows_for_autocasts_rounding(name):
+    (_, plain), (_, chunked) = [learned(step_of(changed_model(name), "causal-lm", loss, precision="bf16"), "causal-lm")
+                                for loss in ("plain", SMALL)]
+    assert chunked == pytest.approx(plain, rel=1e-2)
+
+
 def test_many_chunks_in_bf16_lose_no_more_than_one():
     torch.manual_seed(0)
     hidden, weight = torch.randn(512, 32, dtype=torch.float64), torch.randn(64, 32, dtype=torch.float64) / 4

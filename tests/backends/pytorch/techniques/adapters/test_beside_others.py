@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from tests.architectures import tiny_model
+from tests.backends.pytorch.experts.experts_cases import moe_model
 from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, CPU, Run, run, same
-from tightfit.backends.pytorch.assembly import assemble
+from tightfit.backends.pytorch.assembly import assemble, bare_build
 from tightfit.backends.pytorch.batch import TensorBatch
+from tightfit.backends.pytorch.techniques.adapters.apply import low_rank
 from tightfit.recipe import Recipe
 
 NF4 = {"trainable": {"name": "lora", "rank": 4}, "base": "nf4"}
@@ -40,6 +42,13 @@ def plain(name: str) -> Run:
 ], ids=str)
 def test_recomputation_over_inputs_that_need_no_gradient_changes_nothing(name, checkpointing):
     assert same(plain(name), run("llama", 1, **FROZEN[name], checkpointing=checkpointing))
+
+
+@pytest.mark.parametrize(("name", "says"), [("olmoe", False), ("shared expert", True)])
+def test_layers_that_peft_takes_for_experts_are_said(name, says):
+    recipe = Recipe.from_dict({"trainable": "lora", "precision": "fp32"})
+    build = low_rank(recipe.trainable, bare_build(recipe, CPU, torch.device("cpu"), moe_model(name)))
+    assert any("down_proj, gate_proj, up_proj as names of its experts" in note for note in build.notes) == says
 
 
 @each_way

@@ -73,6 +73,7 @@ _MORE: dict[str, Any] = {
         **_ENCODER, embedding_size=16, intra_bottleneck_size=16, num_feedforward_networks=1),
     "longformer": lambda: transformers.LongformerConfig(**_ENCODER, pad_token_id=1, attention_window=4),
     "mra": lambda: transformers.MraConfig(**_ENCODER),
+    "nystromformer": lambda: transformers.NystromformerConfig(**_ENCODER, num_landmarks=4, segment_means_seq_len=24),
     "big_bird": lambda: transformers.BigBirdConfig(**_ENCODER, attention_type="block_sparse", block_size=4),
     "umt5": lambda: transformers.UMT5Config(
         vocab_size=VOCAB, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4, dropout_rate=0.0,
@@ -82,7 +83,7 @@ _MORE: dict[str, Any] = {
         encoder=_T5GEMMA, decoder=_T5GEMMA, vocab_size=VOCAB, is_encoder_decoder=True,
     ),
 }
-MORE_TASKS = {**dict.fromkeys(("ibert", "mobilebert", "longformer", "mra", "big_bird"), "masked-lm"),
+MORE_TASKS = {**dict.fromkeys(("ibert", "mobilebert", "longformer", "mra", "big_bird", "nystromformer"), "masked-lm"),
               "modernbert": "masked-lm", "umt5": "seq2seq", "t5gemma": "seq2seq"}
 _AUTO = {"causal-lm": transformers.AutoModelForCausalLM, "masked-lm": transformers.AutoModelForMaskedLM,
          "seq2seq": transformers.AutoModelForSeq2SeqLM}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
@@ -41,6 +42,21 @@ def test_logits_are_those_of_transformers_own_attention(name: str, kind: str) ->
         with torch.no_grad():
             logits = built(make(name), technique, task).logits(batch)
         assert worst(real(logits, batch, task), expected) < 1e-10, technique
+
+
+@pytest.mark.parametrize("technique", [Eager(), Sdpa()])
+def test_a_classifier_that_takes_the_mean_over_real_tokens(technique: Attention) -> None:
+    """Which reads the mask of padding outside of attention."""
+    model = make("modernbert")
+    model.config.classifier_pooling = "mean"
+    classifier = transformers.ModernBertForSequenceClassification(model.config).double().eval()
+    padded, whole = (batch_of(kind, "masked-lm") for kind in ("padded", "none"))
+    with torch.no_grad():
+        expected = classifier(**padded.inputs, attention_mask=padded.padding.long()).logits, classifier(
+            **whole.inputs).logits
+        build = built(classifier, technique, "sequence-classification")
+        for batch, logits in zip((padded, whole), expected, strict=True):
+            assert worst(build.logits(batch), logits) < 1e-10
 
 
 def test_the_models_attend_at_all() -> None:

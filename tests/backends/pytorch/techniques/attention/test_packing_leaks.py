@@ -22,7 +22,7 @@ from tightfit.techniques.attention import Attention, Eager, Sdpa
 
 OURS = (*CAUSAL, *MASKED, "gemma2", "gemma3", "gpt_oss", "modernbert", "biogpt")
 OWN = ("gpt_neo", "gptj", "falcon", "ibert")
-ROWS = ("mobilebert", "longformer", "mra", "big_bird")
+ROWS = ("mobilebert", "longformer", "mra", "big_bird", "nystromformer")
 """Encoders that mix, or choose, the tokens of a row by their places in it."""
 BOTH = (Eager(), Sdpa())
 
@@ -80,13 +80,18 @@ def test_the_bundled_transformer() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("name", ["bloom", "mamba", "bart", "deberta", "llama4", *ROWS])
+@pytest.mark.parametrize("name", ["bloom", "mamba", "bart", "deberta", "llama4", "modernvbert", *ROWS])
 def test_models_that_cannot_keep_documents_apart_say_so(name: str) -> None:
     import transformers
 
     if name == "deberta":
         model = transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(
             vocab_size=96, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32))
+    elif name == "modernvbert":  # whose sliding windows are in masks that it makes itself
+        config = make("modernbert").config
+        model = transformers.ModernVBertForMaskedLM(transformers.ModernVBertConfig(text_config=config, vision_config={
+            "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+            "image_size": 16, "patch_size": 8}))
     elif name == "bart":
         model = transformers.BartForCausalLM(transformers.BartConfig(
             vocab_size=96, d_model=32, decoder_layers=1, encoder_layers=1, decoder_attention_heads=2,

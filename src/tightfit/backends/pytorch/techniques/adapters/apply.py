@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.techniques.adapters.folder import classifier_head, save_adapter
 from tightfit.backends.pytorch.techniques.adapters.layers import (
     LINEAR,
@@ -23,6 +24,8 @@ from tightfit.errors import ModelError, Refused, nearest
 from tightfit.techniques.base import Base
 from tightfit.techniques.trainable import Layers, LowRank
 
+EXPERTS_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Names of layers that peft 0.21 takes for the experts' own, as they were called once, in many a mixture of experts."""
 NOTED = 0.05
 """Share of the blocks' weights outside of linear layers from which a note says that they are not quantized."""
 
@@ -94,7 +97,12 @@ def low_rank(technique: LowRank, build: Build) -> Build:
     targets = list(_targets(technique, build, set(head)))
     for _, layer in targets:
         _add(technique, layer, dtype, draws)
-    return replace(build, save_model=save_adapter)
+    notes, shared = build.notes, sorted({name.rpartition(".")[2] for name, _ in targets} & EXPERTS_NAMES)
+    if shared and has_experts(model):
+        notes = (*notes, f"trainable: of a mixture of experts peft may read {', '.join(shared)} as names of its "
+                 "experts, and leave out what is learned beside other layers of these names; take the model that "
+                 "tightfit export --merge writes, or name other layers with trainable.targets")
+    return replace(build, save_model=save_adapter, notes=notes)
 
 
 def _targets(technique: LowRank, build: Build, head: set[str]) -> Iterator[tuple[str, FrozenLayer]]:

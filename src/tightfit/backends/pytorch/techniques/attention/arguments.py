@@ -32,8 +32,10 @@ HIDDEN_PATTERNS = re.compile(r"\b(?:create_chunked_causal_mask|(?:or|and)_mask_f
 READS_FOUR_DIMENSIONS = re.compile(r"\bcreate_(?:causal|bidirectional)_mask\(")
 COUNTS_THE_MASK = re.compile(r"cumsum\(attention_mask|attention_mask(?:\.\w+\(\))*\.cumsum")
 TOKEN_MIXER = re.compile(r"Mamba|SSM|DeltaNet|Recurrent|Rwkv|Lightning|LinearAttention")
-OWN_PATTERN = re.compile(r"Longformer|BlockSparse|Mra\w*Attention")
+OWN_PATTERN = re.compile(r"Longformer|BlockSparse|(?:Mra|Nystromformer)\w*Attention")
 """Names of attention modules that choose pairs of tokens by their places in a row, and take no mask of pairs."""
+TAKES_THE_MEAN = re.compile(r"attention_mask\.sum\(")
+WINDOWS = re.compile(r"create_\w*sliding_window\w*_mask\(")
 RELATIVE = re.compile(r"relative_attention_bias|rotary")
 RESTART = "write data.packing=false"
 
@@ -43,7 +45,8 @@ def attention_style(model: nn.Module) -> Style:
 
     functions: by the functions registered with transformers; every layer's pattern (causal, sliding window) reaches
         them, so that a typed mask says the rest.
-    patterns: by those functions, but some layers' patterns exist only in the masks that transformers makes.
+    patterns: by those functions, but some layers' patterns exist only in the masks that transformers makes; or the
+        model's own forward pass reads the ordinary mask of padding, for a mean over real tokens.
     own: by code of its own, which no registered function replaces.
     """
     sources = {_source(type(m)) for m in model.modules() if "Attention" in type(m).__name__}
@@ -54,7 +57,10 @@ def attention_style(model: nn.Module) -> Style:
     if getattr(config, "use_bidirectional_attention", None) is False:  # its only use of such patterns is switched off
         return "functions"
     classes = {type(m) for m in model.modules() if hasattr(m, "set_attn_implementation")}
-    return "patterns" if any(HIDDEN_PATTERNS.search(_source(c, whole_file=False)) for c in classes) else "functions"
+    hidden = any(HIDDEN_PATTERNS.search(_source(c, whole_file=False)) for c in classes)
+    means = getattr(config, "classifier_pooling", None) in ("mean", "late")
+    reads = means and TAKES_THE_MEAN.search(_source(type(model), whole_file=False))
+    return "patterns" if hidden or reads else "functions"
 
 
 def has_sinks(model: nn.Module) -> bool:
@@ -206,7 +212,7 @@ def packing_obstacle(model: nn.Module, way: Way) -> str | None:
             return "computes attention itself and takes no mask that keeps packed documents apart"
         if any("alibi" in source for source in sources) and getattr(getattr(model, "config", None), "alibi", True):
             return "reads positions from its padding mask (ALiBi), which cannot keep packed documents apart"
-        if any("create_sliding_window_causal_mask(" in source for source in sources):
+        if any(WINDOWS.search(source) for source in sources):
             return "has sliding windows that a mask for packed documents would lift"
     return None
 

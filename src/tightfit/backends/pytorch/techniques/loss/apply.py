@@ -167,11 +167,11 @@ class LossOfHiddenStates(Loss):
                 hidden, output = self._run(build, _first_row(batch), COMPARED)
                 expected = logits_of(output)[..., : self._change.vocabulary]
                 ours = self._head(hidden[:1, :COMPARED], self._logits)
+                precise = computing_dtype(hidden, self._head.weight).itemsize >= 4
         finally:
             build.model.train(training)
         if ours.shape == expected.shape:
             worst = (ours.double() - expected.double()).abs().max().item()
-            precise = computing_dtype(hidden, self._head.weight).itemsize >= 4
             if worst <= (1e-3 if precise else 3e-2) * max(expected.abs().max().item(), 1e-6):
                 return
         raise ModelError(f"loss: {type(build.model).__name__} makes its logits otherwise than by a linear head, a "
