@@ -20,6 +20,7 @@ from tightfit.planning.search.search import TRACES, search
 from tightfit.planning.search.space import Space
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.text import size
+from tightfit.trace import Allocation, UntracedMemory
 
 TOY = Toy.drawn(12)
 HEAVY = replace(TOY, weights=10_000_000)
@@ -260,6 +261,27 @@ def test_an_older_gpu_is_judged_by_what_it_computes_in():
     free = {name: value for name, value in PINS.items() if name != "precision"}
     left = of(TOY, 8 * most, catalogue=[older, gpu(4 * most, "newer")], **{**free, "micro_batch_size": 1}).answers
     assert left.smallest_gpu.name == "older"
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (7, 5)])
+def test_the_smallest_gpu_is_the_same_whichever_is_planned_for(capability):
+    """Though contexts differ, and so does what is there without flash attention."""
+    most = needed(TOY, micro_batch_size=1, precision="fp32")
+
+    def untraced(recipe, device, trace):
+        return [UntracedMemory(name="context", bytes=device.units * MIB, where="context", source="made up")]
+
+    def predict(recipe, device):
+        trace = TOY.predict(recipe, device)
+        bias = Allocation(born=1, died=None, bytes=0 if device.has_flash else most)
+        return replace(trace, untraced=untraced(recipe, device, trace), allocations=[*trace.allocations, bias])
+
+    cards = [replace(gpu(most, "small", (8, 6)), units=3), replace(gpu(2 * most, "larger", (8, 6)), units=3)]
+    recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, **PINS, "micro_batch_size": 1,
+                               "precision": "fp32"})
+    tools = replace(TOY.tools(MARGIN), predict=predict, untraced=untraced)
+    planned = replace(gpu(8 * most, "planned for", capability), units=9)
+    assert search(recipe, planned, tools, catalogue=cards).answers.smallest_gpu.name == "small"
 
 
 def test_a_gpu_that_is_too_small_once_traced_is_passed_over_with_those_that_are_no_larger():

@@ -79,6 +79,20 @@ def test_where_larger_micro_batches_are_slower_smaller_ones_are_tried():
     assert choose(exploration) == (only, 8)
 
 
+def test_micro_batches_are_tried_that_are_smaller_than_any_known():
+    """Of 4 and more none is in the cache, and all are as fast."""
+    class Small(Declared):
+        def seconds(self, trace, recipe, device):
+            timed = super().seconds(trace, recipe, device)
+            return replace(timed, seconds=timed.seconds * (0.8 if recipe.micro_batch_size == 2 else 1.0))
+
+    pinned = {"batch_size": 64, "checkpointing": "none", "loss": "plain", "optimizer": "adamw", "offload": "none",
+              "compile": "off", "attention": "sdpa", "precision": "bf16"}
+    toy = Small(parameters=1e8, sample=0.01 * GIB, speeds={("bf16", "adamw"): 1e4})
+    plan = search(Recipe.from_dict(pinned), find_device("l4"), toy.tools())
+    assert plan.recipe.micro_batch_size == 2
+
+
 def test_where_the_fastest_micro_batch_is_a_small_one_compiling_is_tried_there():
     pinned = {"batch_size": 64, "checkpointing": "none", "loss": "plain", "optimizer": "adamw", "offload": "none",
               "attention": "sdpa", "precision": "bf16"}

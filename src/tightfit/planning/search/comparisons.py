@@ -28,16 +28,21 @@ def evaluate_comparisons(exploration: Exploration) -> None:
 
 
 def _evaluate_smaller(exploration: Exploration) -> None:
-    """Evaluate the choice at smaller micro-batches, as long as each is faster, where the larger one was slower: of
-    these more lies in the device's cache. Raises TraceBudgetExceeded."""
+    """Evaluate the choice at smaller micro-batches than those that are known to be as fast, as long as each is faster,
+    where no larger one was: of these more lies in the device's cache. What is slow to trace, only where a larger one
+    was slower. Raises TraceBudgetExceeded."""
     best = choose(exploration)
     assert best is not None
     choice, micro = best
-    speed = exploration.speed(best)
-    larger = [exploration.speed(pair) for pair in exploration.found if pair[0] == choice and pair[1] > micro]
-    if not any(other * (1 + CLOCK_ERROR) < speed for other in larger):
+    speeds = {size: exploration.speed((other, size)) for other, size in exploration.found if other == choice}
+    nearly, more = speeds[micro] / (1 + CLOCK_ERROR), speeds[micro] * (1 + CLOCK_ERROR)
+    larger = [speed for size, speed in speeds.items() if size > micro]
+    slower = min(larger, default=more) < nearly
+    if max(larger, default=0.0) > more or not (slower or exploration.space.trace_cost(choice) == 1):
         return
-    for smaller in reversed([size for size in exploration.sizes if size < micro]):
+    least = min(size for size, speed in speeds.items() if speed >= nearly)
+    speed = speeds[least]
+    for smaller in reversed([size for size in exploration.sizes if size < least]):
         exploration.evaluate([(choice, smaller)])
         pair = (choice, smaller)
         if pair not in exploration.found or exploration.speed(pair) <= speed:

@@ -9,6 +9,7 @@ from tightfit.devices import Device
 from tightfit.planning.defaults import resolve
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.choose import choose
+from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import Exploration, Pair
 from tightfit.planning.search.space import Combination, trace_cost
 from tightfit.planning.search.wording import changing, choices_text
@@ -59,18 +60,17 @@ def _smallest(
     if not known:
         return None, "The smallest GPU is not known: the limit on traces was reached."
     least = min(known, key=lambda found: found.estimate.memory.used)
-    fits, too_small, beyond = least.fit_rank.fits, "", 0
+    fits, too_small, traced = least.fit_rank.fits, "", [(device, least)]
     if least.estimate.memory.host_missing:
         return None, ""  # which no GPU mends
     for gpu in sorted(catalogue, key=lambda d: (d.memory_bytes, d.name)):
         if fits and gpu.memory_bytes >= device.memory_bytes:
             break
-        if gpu.memory_bytes <= beyond or least.estimate.memory.needed + exploration.margin.of(gpu) > gpu.memory_bytes:
-            continue
         there = _as_usual_there(space.recipe, least.recipe, gpu)
-        if there.refusals(gpu):
-            continue
         dear = trace_cost(there) > 1
+        needs = least.estimate.memory.needed if dear else max(_needs_at_least(each, on, gpu) for on, each in traced)
+        if needs + exploration.margin.of(gpu) > gpu.memory_bytes or there.refusals(gpu):
+            continue
         try:
             cost = least if dear else exploration.evaluate_one(there, f"whether {gpu.name} would do", gpu)
         except TraceBudgetExceeded:
@@ -89,10 +89,20 @@ def _smallest(
             used = size(min(cost.estimate.memory.used, gpu.memory_bytes))
             return gpu, (f"{several}{gpu.name} ({size(gpu.memory_bytes)}) is the smallest that can "
                          f"{_does(space.recipe)}: {used} with CUDA context, at {choices_text(there, None, shown)}{by}.")
-        too_small, beyond = gpu.name, max(gpu.memory_bytes, cost.estimate.memory.needed)
+        too_small = gpu.name
+        traced.append((gpu, cost))
     if fits:
         return device, f"No smaller GPU of the catalogue than {device.name} would do."
     return None, f"No GPU of the catalogue was found that can {_does(space.recipe)}."
+
+
+def _needs_at_least(found: Evaluated, card: Device, gpu: Device) -> int:
+    """The bytes that a GPU needs besides its context for what was evaluated on a card: one that is full gives cached
+    memory back first, and one with flash attention may need less than a card without."""
+    memory = found.estimate.memory
+    if gpu.has_flash and not card.has_flash:
+        return found.held
+    return memory.capacity + memory.missing if memory.missing else memory.peak_allocated
 
 
 def _does(recipe: Recipe) -> str:

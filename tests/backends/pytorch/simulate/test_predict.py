@@ -38,6 +38,11 @@ def test_a_prediction_is_what_the_allocator_hands_out(case: Case):
     assert max(map(abs, error.values())) <= BOUND, error
 
 
+def test_documents_longer_than_a_sliding_window_cost_a_processor_no_more_than_predicted():
+    found = compare(Case("mistral", {"micro_batch_size": 1, "data": "stdlib"}, dropout=False, documents=2))
+    assert all(0 <= error < 0.1 for error in found["error"].values()), found
+
+
 def tiny_gpt2(**fields) -> Recipe:
     return Recipe.from_dict({
         **PLAIN, "model": "gpt2", "vocab_size": 96, "seq_len": 16,

@@ -65,6 +65,13 @@ def test_a_view_shares_its_argument_memory(cached, call):
     assert again.untyped_storage()._cdata == cached.x.untyped_storage()._cdata
 
 
+def test_an_op_with_a_place_for_its_result_gives_that():
+    with (mode := PlanningMode(find_device("h100-sxm"))):
+        x, w, made = torch.zeros(6, 9), torch.zeros(9, 7), torch.zeros(6, 7)
+    for _ in range(2):
+        assert mode.__torch_dispatch__(aten.mm.out, (), (x, w), {"out": made}) is made
+
+
 def test_an_op_in_place_gives_its_argument(cached):
     again, _ = cached(aten.add_.Tensor, cached.x, 1)
     assert again is cached.x

@@ -16,7 +16,7 @@ from tightfit.tasks import Task
 
 DOCUMENTS_A_ROW = 4
 """Documents taken to share a packed row: planning reads no data. Their number costs a few bytes, and their lengths
-nothing; but for dropout inside attention on the CPU, where `attention.kernels.packed_way` takes one a row instead."""
+nothing; but for dropout inside attention and sliding windows on the CPU, where `attention.kernels` takes one a row."""
 
 Placed = Callable[[Tensor], None]
 """Told of each tensor that reaches the device."""

@@ -61,14 +61,14 @@ class PlanningMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        key = self._shapes.key(func, args, kwargs)
+        key, given = self._shapes.key(func, args, kwargs), (*args, *kwargs.values())  # `out` is the result itself
         if key is not None:
-            result = self._shapes.result(key, args)
+            result = self._shapes.result(key, given)
             if result is not MISSING:
                 return result
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if key is not None:
-            self._shapes.remember(key, args, result)
+            self._shapes.remember(key, given, result)
         return result
 
     @classmethod

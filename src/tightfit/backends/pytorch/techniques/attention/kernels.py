@@ -71,8 +71,9 @@ def packed_way(query: Tensor, value: Tensor, starts: Tensor, dropout: float, pos
 
     rows: nothing to do: no document crosses rows, and here each fills its own.
     varlen: the variable-length flash kernel, on CUDA in half precision without dropout.
-    slices: each document by itself, on the CPU outside compiled regions. With dropout each costs memory by the square
-        of its length, which planning does not know: there it takes a run's fullest global batch, of a document a row.
+    slices: each document by itself, on the CPU outside compiled regions. With dropout, or longer than a sliding window,
+        each costs memory by the square of its length, which planning does not know: there it takes a run's fullest
+        global batch, of one long document a row.
     dense: a T x T mask, the fallback for the rest. `attention.sdpa` notes it at the build where it can be known, and
         `functions.kernel_names` names it where it ran.
     """
@@ -127,7 +128,7 @@ def slices(
 ) -> Tensor:
     """Each document through SDPA by itself."""
     rows, heads, length, _ = query.shape
-    lengths = document_lengths(starts, rows * length)
+    lengths = document_lengths(starts, rows, length, window)
     documents = zip(*(t.transpose(1, 2).flatten(0, 1).split(lengths) for t in (query, key, value)), strict=True)
     outputs = []
     for document in documents:
@@ -137,10 +138,13 @@ def slices(
     return torch.cat(outputs).view(rows, length, heads, value.shape[-1])
 
 
-def document_lengths(starts: Tensor, tokens: int) -> list[int]:
+def document_lengths(starts: Tensor, rows: int, length: int, window: int | None) -> list[int]:
     """Tokens of each document. Fake tensors hold no values: there the documents are taken as equally long, which
-    changes no total."""
-    if isinstance(starts, torch._subclasses.FakeTensor):
-        count = starts.shape[0] - 1
-        return [tokens // count + (i < tokens % count) for i in range(count)]
-    return starts.diff().tolist()
+    changes no total; or, where one longer than a window has a mask of its own, as a long and a short one a row, whose
+    totals are the largest."""
+    if not isinstance(starts, torch._subclasses.FakeTensor):
+        return starts.diff().tolist()
+    if window is not None:
+        return [length - 1, 1] * rows
+    count = starts.shape[0] - 1
+    return [rows * length // count + (i < rows * length % count) for i in range(count)]
