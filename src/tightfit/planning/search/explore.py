@@ -180,8 +180,12 @@ def _least_host_memory(exploration: Exploration) -> None:
 
 
 def _smallest_memory_first(exploration: Exploration) -> None:
-    """Evaluate what is likeliest to need least, where nothing is known to fit, until it is known."""
-    batch = exploration.space.samples_per_device
+    """Evaluate what is likeliest to need least, where nothing is known to fit, until it is known: as declared, which is
+    what `--longest` and `--largest` ask about, then as forecast."""
+    batch, space = exploration.space.samples_per_device, exploration.space
+    exploration.evaluate([(space.least_memory(space.quick(space.mildest)), exploration.sizes[0])])
+    if choose(exploration) is not None:
+        return
     ends = dict.fromkeys([exploration.sizes[0], *[size for size in exploration.sizes if size == batch]])
     exploration.considered = exploration.space.combinations
     for _ in range(THRIFTY_TRIES):
