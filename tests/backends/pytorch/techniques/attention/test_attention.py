@@ -59,6 +59,15 @@ def test_a_classifier_that_takes_the_mean_over_real_tokens(technique: Attention)
             assert worst(build.logits(batch), logits) < 1e-10
 
 
+def test_a_class_that_is_read_at_the_end_of_a_row_is_not_read_of_padding() -> None:
+    model = transformers.XLNetForSequenceClassification(
+        transformers.XLNetConfig(vocab_size=96, d_model=16, n_layer=1, n_head=2, d_inner=16)).eval()
+    build = built(model, Sdpa(), "sequence-classification")
+    assert build.logits(batch_of("none", "masked-lm")).shape == (2, 2)
+    with pytest.raises(ModelError, match="end of a row, where shorter texts have padding; write micro_batch_size=1"):
+        build.logits(batch_of("padded", "masked-lm"))
+
+
 def test_the_models_attend_at_all() -> None:
     """Without this the test above could pass on models whose attention does nothing."""
     batch = batch_of("none", "causal-lm")

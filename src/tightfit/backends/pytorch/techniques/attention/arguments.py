@@ -96,6 +96,7 @@ def mask_arguments(model: nn.Module, way: Way, causal: bool) -> Arguments:
     masked, decoder = "attention_mask" in accepts, way in ("typed", "blocks") and "decoder_attention_mask" in accepts
     positions, obstacle = position_arguments(model), packing_obstacle(model, way)
     fixed = {"use_cache": False} if _takes_use_cache(model) else {}
+    reads_last = hasattr(model, "sequence_summary") and getattr(model.config, "summary_type", None) == "last"
 
     def complete(batch: TensorBatch) -> dict[str, Any]:
         if batch.mask == "packed" and obstacle:
@@ -103,6 +104,9 @@ def mask_arguments(model: nn.Module, way: Way, causal: bool) -> Arguments:
         if batch.mask == "padded" and not masked and not causal:
             raise ModelError(f"model: {type(model).__name__} takes no attention_mask, so that it would read padding; "
                              "give it sequences of one length")
+        if batch.mask == "padded" and reads_last:
+            raise ModelError(f"model: {type(model).__name__} reads a class at the end of a row, where shorter texts "
+                             "have padding; write micro_batch_size=1")
         found = masks(batch) if masked or batch.mask == "packed" else {}
         if decoder:
             found["decoder_attention_mask"] = causal_mask(batch.labels.device)
