@@ -320,3 +320,23 @@ def test_plans_for_the_processor():
     assert memory.peak_reserved == memory.peak_allocated
     assert plan.recipe.precision.name in ("fp32", "bf16")
     assert plan.answers.smallest_gpu is None
+
+
+def test_the_lowest_memory_settings_are_found_whatever_others_that_were_traced_take():
+    pins = {"batch_size": 16, "loading": {"workers": 2}, **FEWER, "vocab_size": 50_304, "optimizer": "adamw"}
+    recipe, device = Recipe.from_dict(pins), gpu(1 << 34)
+    least = Space(recipe, device).least_memory_recipe
+
+    class Misleading(Toy):
+        def predict(self, recipe, device):
+            trace = super().predict(recipe, device)
+            slots = ("checkpointing", "compile", "precision")
+            if any(getattr(recipe, slot) != getattr(least, slot) for slot in slots) or recipe.micro_batch_size > 1:
+                trace.allocations.append(replace(trace.allocations[-1], bytes=1 << 40))
+            return trace
+
+    drawn = Toy.drawn(12)
+    toy = Misleading(**{name: getattr(drawn, name) for name in drawn.__dataclass_fields__})
+    chosen = search(recipe, device, toy.tools(MARGIN)).chosen
+    assert chosen is not None
+    assert chosen.recipe.checkpointing == least.checkpointing
