@@ -93,6 +93,14 @@ def test_the_largest_model_and_nothing_larger():
     assert most.text.endswith("in use, and none of them is larger.")
 
 
+def test_the_whole_global_batch_may_need_less_than_a_part_of_it():
+    evaluate, asked = costing(lambda recipe: 12 if recipe.micro_batch_size == recipe.batch_size else
+                              20 + 2 * recipe.micro_batch_size)
+    _, most = find_largest("micro_batch_size", candidates(GPT2, "micro_batch_size", model_size), CARD, evaluate)
+    assert (most.value, most.traces, len(asked)) == (8, 1, 1)
+    assert most.text.endswith("in use, and batch_size is no more.")
+
+
 def test_where_not_even_the_smallest_fits():
     evaluate, _ = costing(lambda recipe: 30)
     recipe, most = find_largest("micro_batch_size", candidates(GPT2, "micro_batch_size", model_size), CARD, evaluate)

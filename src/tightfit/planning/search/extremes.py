@@ -25,7 +25,8 @@ ENDLESS = 1 << 20
 
 
 def candidates(recipe: Recipe, asked: str, model_size: Callable[[Recipe], ModelSize]) -> dict[int, Recipe]:
-    """The recipe with each value of what is asked about, by a size in which memory does not fall.
+    """The recipe with each value of what is asked about, by a size in which memory does not fall, but for the last
+    micro-batch's.
 
     asked: `seq_len`, `micro_batch_size`, or `model=PATTERN` of bundled names. Raises RecipeError for anything else.
     """
@@ -85,8 +86,11 @@ def find_largest(
         found[value] = outcome
         return outcome.estimate.memory.demand
 
-    sizes = list(recipes)
-    best = largest_that_fits(sizes, needs, device.memory_bytes)
+    sizes, room = list(recipes), device.memory_bytes
+    if field != "micro_batch_size":
+        best = largest_that_fits(sizes, needs, room)
+    else:  # a step's only micro-batch finds no gradients, and may need less than a smaller one
+        best = sizes[-1] if needs(sizes[-1]) <= room else largest_that_fits(sizes[:-1], needs, room)
     if not found:
         raise failures[0]
     value = sizes[0] if best is None else best
