@@ -123,6 +123,9 @@ def read_config(recipe: Recipe) -> Any:
 
 def _our_config(values: dict[str, Any], changes: dict[str, Any], recipe: Recipe) -> TransformerConfig:
     """values: of a saved model's config.json. changes: what the recipe writes otherwise."""
+    if recipe.task not in ("causal-lm", "masked-lm"):
+        raise ModelError(f"task: the bundled transformer gives logits for each token, which {recipe.task} does not "
+                         "use; write task=causal-lm")
     changes.pop("num_labels", None)
     if "vocab_size" in changes:
         changes.setdefault("num_outputs", changes["vocab_size"])

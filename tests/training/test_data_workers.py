@@ -58,7 +58,7 @@ class Slow:
 
 
 def test_a_run_that_waits_for_data_takes_workers_and_learns_the_same(tmp_path, tiny, monkeypatch):
-    monkeypatch.setattr("tightfit.training.data_workers.cores", lambda: 5)
+    monkeypatch.setattr("tightfit.training.data_workers.cores", lambda: 3)
     messages: list[str] = []
 
     class Told(Listener):
