@@ -116,8 +116,9 @@ class Evaluator(Protocol):
 class InProcess:
     """An evaluator in this process, one recipe after the other.
 
-    Each prediction is made once for GPUs of one compute capability, which is all of a GPU that a trace's ops and
-    allocations depend on, and for all settings of the allocator; what a trace does not show is each GPU's own.
+    Each prediction is made once for GPUs of one compute capability and for all settings of the allocator: a trace
+    depends on no more of a GPU, but for what sums of columns take meanwhile, which is the first one's. What a trace
+    does not show is each GPU's own.
     """
 
     side_by_side = 1

@@ -24,8 +24,8 @@ LEAST_SHARE = 0.0005
 
 
 def ranked(exploration: Exploration) -> list[Evaluated]:
-    """The choice, then the best of every other combination, better fits before worse ones and the fastest first; among
-    those shown the best of each milder level of numerics."""
+    """The choice, then the best of every combination, its own at another micro-batch among them, better fits before
+    worse ones and the fastest first; among those shown the best of each milder level of numerics."""
     best = choose(exploration)
     if best is None:
         return []
