@@ -33,7 +33,7 @@ class ModelFacts:
     num_channels: int = 3
     pad_token_id: int = 0
     decoder_start_token_id: int | None = 0
-    """What a decoder reads first; None for the last of the tokens that it is to predict."""
+    """Token that decoder inputs begin with; None where it is the last token of the labels, as in mBART."""
 
     def check_length(self, seq_len: int) -> None:
         """Raise Refused where a sequence is longer than the model has positions."""

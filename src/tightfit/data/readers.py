@@ -21,7 +21,7 @@ MESSAGES, PROMPT, COMPLETION = "data.messages", "data.prompt", "data.completion"
 TEXTS = (TEXT, TARGET, PROMPT, COMPLETION)
 """The recipe fields that name a field of the data, and those whose values are texts."""
 INPUT, OUTPUT = "input", "output"
-"""What an instruction is about, and the answer to it, where a row holds these three in place of messages."""
+"""Fields of Alpaca's format beside `instruction`, which is read as `data.messages`: its input, and its response."""
 LEARNED = "learned"
 """The stream that says of each token of the text whether it is learned, where not all are."""
 

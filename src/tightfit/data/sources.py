@@ -139,7 +139,7 @@ ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that such files hold in truth; Pillow's readers of rarer ones run programs, or warn and go on."""
 CENTRED = (0.5, 0.5)
-"""Mean and deviation of a channel of pixels, scaled to 0 to 1, where the model names none."""
+"""Mean and standard deviation of pixels, rescaled to 0 to 1, where the model stores no image processor."""
 MODES = {1: "L", 3: "RGB"}
 """Pillow's names of images with so many channels."""
 
@@ -196,8 +196,8 @@ def open_images(
 
 
 def pixel_scale(recipe: Recipe, channels: int) -> tuple[Any, Any]:
-    """What pixels, scaled to 0 to 1, are centred on and divided by, a number or one for each channel: those of the
-    image processor that is stored with the model's weights."""
+    """Mean and standard deviation by which pixels, rescaled to 0 to 1, are normalized: those of the image processor
+    that is stored with the model's weights, one for each channel; else `CENTRED`."""
     source, found = resolve_source(recipe), dict[str, Any]()
     if recipe.pretrained and source.kind in ("folder", "hub"):
         from transformers import ImageProcessingMixin  # for stored models alone

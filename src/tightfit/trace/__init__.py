@@ -293,9 +293,7 @@ def live_bytes(allocations: Iterable[Allocation]) -> tuple[np.ndarray, np.ndarra
     """Ticks at which memory changes, in order, and the bytes alive from each on."""
     events = [(a.born, a.bytes) for a in allocations]
     events += [(a.died, -a.bytes) for a in allocations if a.died is not None]
-    if not events:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    array = np.array(events, dtype=np.int64)
+    array = np.array(events, dtype=np.int64).reshape(-1, 2)
     array = array[np.argsort(array[:, 0], kind="stable")]
     ticks, starts = np.unique(array[:, 0], return_index=True)
     return ticks, np.cumsum(np.add.reduceat(array[:, 1], starts))

@@ -66,7 +66,8 @@ def array_dtype(name: str) -> np.dtype[np.generic]:
 
 
 def _arrays(batch: MicroBatch, padded: bool) -> dict[str, Array]:
-    """padded: whether real tokens are to be told from others, of which a micro-batch itself may have none."""
+    """Arrays of a micro-batch, by name. padded: whether a padding mask is among them; where the micro-batch has no
+    padding, it is true everywhere."""
     if unknown := set(batch.inputs) - set(PAD_VALUES):
         raise ModelError(f"model: the models of backend: jax read input_ids alone, and the data also has "
                          f"{', '.join(sorted(unknown))}; leave it out, or write backend=pytorch")

@@ -70,6 +70,5 @@ def counts_of_a_gradient() -> tuple[int, int]:
     return found[-1]
 
 
-def _counts(tensor: Tensor) -> tuple[int, int]:
-    references: int = tensor._use_count()  # type: ignore[attr-defined]
-    return references, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+def _counts(tensor: Any) -> tuple[int, int]:
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from unittest import mock
 
 import pytest
@@ -57,7 +58,16 @@ def planning() -> Iterator[None]:
         yield
 
 
-class Calls(list[CompiledCall]):
+@dataclass
+class Seen:
+    """A call of a compiled graph, and the kernels that it launched."""
+
+    direction: str
+    sure: str
+    kernels: list[Op] = field(default_factory=list)
+
+
+class Calls(list[Seen]):
     """Calls of compiled graphs; of each the most bytes alive as a kernel ran, where `recorder` counts them."""
 
     recorder: Quiet | None = None
@@ -67,11 +77,12 @@ class Calls(list[CompiledCall]):
         self.peaks: list[int] = []
 
     def begin(self, call: CompiledCall) -> AbstractContextManager[None]:
-        self.append(call)
+        self.append(Seen(call.direction, call.sure))
         self.peaks.append(0)
         return nullcontext()
 
     def launch(self, kernel: Kernel) -> None:
+        self[-1].kernels.append(kernel.op)
         if self.recorder is not None:
             self.peaks[-1] = max(self.peaks[-1], self.recorder.bytes + kernel.scratch)
 

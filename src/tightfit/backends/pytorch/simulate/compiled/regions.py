@@ -29,7 +29,6 @@ from tightfit.backends.pytorch.follow.tracker import Scratch, Tracker
 from tightfit.backends.pytorch.replaced import replaced
 from tightfit.backends.pytorch.simulate.compiled.region_schedule import Kernel, Output, Schedule, no_scratch
 from tightfit.devices import Device
-from tightfit.trace import Op
 
 Direction = Literal["forward", "backward"]
 CompilerBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -43,7 +42,6 @@ class CompiledCall:
     """One call of a compiled graph. sure: how sure its figures are, as a sentence."""
 
     direction: Direction
-    kernels: tuple[Op, ...]
     sure: str
 
     @property
@@ -121,7 +119,7 @@ class Planned:
         sure = f"its ops one by one, with none fused: Inductor's schedule could not be read ({reason})"
 
         def call(args: list[Any]) -> Any:
-            with self.reporter.begin(CompiledCall(direction=direction, kernels=(), sure=sure)):
+            with self.reporter.begin(CompiledCall(direction=direction, sure=sure)):
                 pass  # its ops are seen themselves
             values = list(args)
             args.clear()
@@ -175,8 +173,7 @@ class Graph:
         mode = next((value.fake_mode for value in args if isinstance(value, torch._subclasses.FakeTensor)), None)
         read = _by_last_use(args, schedule.last_uses)
         args.clear()
-        call = CompiledCall(direction=self.direction, kernels=tuple(kernel.op for kernel in schedule.kernels),
-                            sure=schedule.sure + self.backend.caveats)
+        call = CompiledCall(direction=self.direction, sure=schedule.sure + self.backend.caveats)
         alive: dict[int, Tensor] = {}
         with reporter.begin(call), mode or nullcontext(), torch.no_grad():
             read.pop(-1, None)
