@@ -54,8 +54,15 @@ def test_the_wait_for_data_and_the_workers_that_hide_it():
 def test_as_many_workers_as_prepare_a_batch_while_the_step_computes():
     waits = found(profile(waiting=0.9), "waits for data")
     assert waits.change == "loading.workers=9"
+    assert waits.seconds == pytest.approx(0.9)
     waits = found(replace(profile(waiting=0.3), recipe=recipe(loading={"workers": 6})), "waits for data")
     assert waits.change == "loading.workers=9"  # 6 steps a batch, over the 70 % of a step that computes
+
+
+def test_no_more_workers_are_proposed_than_a_machine_may_have_cores_for():
+    waits = found(profile(waiting=0.98), "waits for data")
+    assert waits.change == "loading.workers=16"
+    assert waits.seconds == pytest.approx(0.98 - (0.98 / 16 - 0.02))
 
 
 def test_a_misaligned_vocabulary_with_the_time_models_gain():

@@ -19,12 +19,14 @@ from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import ProfiledStep, block_name, steps_of
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
-from tightfit.techniques.loading import enough_workers
+from tightfit.techniques.loading import enough_workers, preparing_seconds
 from tightfit.trace import FUSED_PREFIX, Allocation, Category, Phase
 from tightfit.trace.file import sampling_notes
 
 WORTH_SAYING = 0.01
 """Plain steps differ by as much: below it a finding is noise."""
+MOST_WORKERS = 16
+"""Data workers that are proposed, at most: no more cores may be there."""
 ROOM = 0.5
 """Share of a device's memory below which there may be room for every activation."""
 MERGED = ("_to_copy", "copy_", "clone", "contiguous", "cat")
@@ -104,11 +106,13 @@ def _data(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
         return
     written = profile.recipe.loading.workers
     now = written if isinstance(written, int) else WORKERS[profile.device.kind]
-    workers = text.counted(max(enough_workers(waits, whole, now), now + 1), "worker")
+    workers = max(min(enough_workers(waits, whole, now), MOST_WORKERS), now + 1)
+    left = max(preparing_seconds(waits, whole, now) / workers - (whole - waits), 0.0)
     yield Finding(
         share=waits / whole, sentence=f"{text.percent(waits / whole)} of the step waits for data",
-        change=f"loading.workers={workers.split()[0]}", seconds=waits / whole,
-        derived=f"{workers} would prepare batches while the step runs, each on a core of its own")
+        change=f"loading.workers={workers}", seconds=max((waits - left) / whole, 0.0),
+        derived=f"{text.counted(workers, 'worker')} would prepare batches while the step runs, each on a core of its "
+                "own; the wait that remains was taken off")
 
 
 def _padding(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:

@@ -50,8 +50,12 @@ class Loading(Technique):
         return {"workers": workers, **ahead, **({} if a["use_cpu"] else {"pin_memory": a["dataloader_pin_memory"]})}
 
 
+def preparing_seconds(waited: float, seconds: float, now: int) -> float:
+    """Seconds that data workers spend, all together, on the data of steps that take `seconds` with `now` of them and
+    wait for data for `waited` of these: workers that are too slow are always at it."""
+    return now * seconds if now else waited
+
+
 def enough_workers(waited: float, seconds: float, now: int) -> int:
-    """Data workers with which steps no longer wait. seconds: that steps take, or one does, with `now` of them; waited:
-    the part of it spent waiting for data."""
-    preparing = now * seconds if now else waited  # workers that are too slow are always at it
-    return math.ceil(round(preparing / max(seconds - waited, 1e-9), 3))
+    """Number of data workers with which such steps no longer wait; arguments as of `preparing_seconds`."""
+    return math.ceil(round(preparing_seconds(waited, seconds, now) / max(seconds - waited, 1e-9), 3))
