@@ -6,6 +6,7 @@ counts. Global batch, model, data and steps are the same for all. Rows are kept 
 (results/frontier-MODEL-DEVICE.jsonl), so that a call goes on where the last one stopped;
 results/frontier-MODEL-DEVICE.json and .png say what came out.
 Run: python benchmarks/frontier.py [--budget 24GB ...] [--peer hf-trainer ...] [--model gpt2-medium] [--minutes 7.5]
+     python benchmarks/frontier.py --plan h200    plans ahead for a card, with no GPU, in build/gpu_plans/
      python benchmarks/frontier.py --dry FOLDER   the same way on the processor in minutes, with a tiny model and fewer
 flags; nothing cuts it down, so that what took more than a budget counts as out of memory
 """
@@ -13,10 +14,11 @@ flags; nothing cuts it down, so that what took more than a budget counts as out 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,15 @@ from typing import Any
 import torch
 
 import record
+import tightfit
+from gpu_plans import GpuPlans
 from record_ladders import minutes
-from tightfit.devices import MIB, parse_memory
+from tightfit.devices import MIB, Device, find_device, listed_device, parse_memory
 from tightfit.ladder.catalogue import AUTO
 from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, read
 from tightfit.ladder.run import LadderOptions, LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import PLAIN, Ladder, Rung
+from tightfit.recipe import Recipe
 
 BUDGETS = ("8GB", "12GB", "16GB", "24GB", "40GB", "80GB")
 BATCH, SEQ_LEN = 64, 1024
@@ -77,12 +82,36 @@ def dry() -> Study:
                  budgets={"8MiB": 8 * MIB, "1GiB": 1024 * MIB}, cuts=False)
 
 
+def key_of(rung: Rung, base: Mapping[str, Any], budget: str) -> str:
+    """What a plan made before is found by."""
+    return json.dumps([rung.name, budget, base])
+
+
+def plan_ahead(gpu: str, study: Study) -> None:
+    """Plan every budget of a study for a card of the catalogue, and keep the plans for a machine that has it."""
+    plans = GpuPlans("frontier", find_device(gpu))
+    written = Recipe.from_dict({**study.base}).to_dict()
+    for budget, rung in product(study.budgets, PLANS):
+        chosen = tightfit.plan(study.base["model"], {**study.base, **rung.changes}, gpu=gpu, gpu_memory=budget).chosen
+        if chosen is None:
+            print(f"{budget}: {rung.name}: nothing fits", flush=True)
+            continue
+        changes = {field: value for field, value in chosen.recipe.to_dict().items() if value != written[field]}
+        plans.add(key_of(rung, study.base, budget), changes)
+        print(f"{budget}: {rung.name}: {json.dumps(changes)}", flush=True)
+
+
 def combinations(flags: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every combination of flags, with a name."""
     for values in product(*flags.values()):
         changes = dict(zip(flags, values, strict=True))
         words = [value["name"] if isinstance(value, dict) else value for value in values]
         yield ", ".join(words), changes
+
+
+def catalogued() -> Device | None:
+    """The card at hand, where the catalogue has it."""
+    return listed_device(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None
 
 
 def held(row: Measured, budget: int) -> bool:
@@ -101,7 +130,7 @@ def explored(study: Study, budget: str, peers: list[str], folder: Path) -> None:
         ladder = Ladder(name=f"frontier-{model}", title=model, base=study.base, rungs=tuple(rungs))
         machine = machine or this_machine(ladder.recipe(rungs[0]))
         options = LadderOptions(ladder=ladder, scale="full", folder=folder, runners=(runner,), warm_up=2, steps=5,
-                                limit=240.0, memory=memory if study.cuts else None, predicts=runner == OURS)
+                                limit=240.0, memory=memory if study.cuts else None, predicts=False)
         made = LadderRun(options, machine, lambda text: print(f"{budget}: {text}", flush=True))
         run_rungs(made)
         return [made.measured(rung, runner) for rung in rungs]
@@ -111,7 +140,8 @@ def explored(study: Study, budget: str, peers: list[str], folder: Path) -> None:
         (row,) = run([rung], peer)
         return row is None or (row.status != "out-of-memory" and held(row, memory))
 
-    run(list(PLANS), OURS)
+    ready = GpuPlans("frontier", device).newest if (device := catalogued()) else {}
+    run([replace(rung, changes=ready.get(key_of(rung, study.base, budget), rung.changes)) for rung in PLANS], OURS)
     sizes, place = study.micro_batches, 0
     for peer, (words, changes) in product(peers, combinations(study.flags)):
         if fits(peer, words, changes, sizes[place]):
@@ -160,8 +190,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--peer", action="append", default=[])
     parser.add_argument("--model", default="gpt2-medium")
     parser.add_argument("--minutes", type=float, default=7.5)
+    parser.add_argument("--plan", metavar="GPU", help="plan for a card that another machine has; needs no GPU")
     parser.add_argument("--dry", type=Path, metavar="FOLDER", help="try it out on the processor, and write here")
     asked = parser.parse_args(arguments)
+    if asked.plan:
+        plan_ahead(asked.plan, on_gpu(asked.model, asked.budget or list(BUDGETS)))
+        return 0
     if asked.dry is None and not torch.cuda.is_available():
         print("frontier: a budget cuts a GPU down, and torch sees no CUDA device here; write --dry FOLDER to try it "
               "out", file=sys.stderr)

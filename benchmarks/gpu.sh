@@ -28,11 +28,11 @@ parts() {
   cat << 'END'
 90 context_bytes
 120 calibration
-130 gpu_tests --left
-320 beyond_gpu --minutes {minutes}
+330 beyond_gpu --minutes {minutes}
+80 gpu_tests --left
 160 plan_vs_gpu --plain --minutes {minutes}
-200 record_ladders bert-large --minutes {minutes}
 300 frontier --budget 24GB --minutes {minutes}
+200 record_ladders bert-large --minutes {minutes}
 120 gpu_ops --minutes {minutes}
 60 allocator_snapshots
 200 record_ladders transformer-156m-jax --minutes {minutes}
@@ -96,7 +96,7 @@ all() {  # NAME OF A LIST: measure its parts, as far as there is time; what ende
     wanted=$seconds
     if [ -n "$minutes" ]; then
       grep -qsxF "$number $words" "$ended" && continue
-      left=$((60 * minutes - SECONDS))
+      left=$(awk "BEGIN {print int(60 * $minutes - $SECONDS)}")
       [ "$left" -ge 40 ] || { table+=("no time was left from here on: $words"); break; }
       [ "$seconds" -le "$left" ] || seconds=$left
     fi
@@ -121,7 +121,9 @@ while [ $# -gt 0 ]; do
       ;;
     --minutes) minutes=${2:?} && shift 2 ;;
     --prepare)
-      "$python" benchmarks/plan_vs_gpu.py --plan "${2:?}" && exec "$python" benchmarks/beyond_gpu.py --plan "$2"
+      for name in plan_vs_gpu beyond_gpu frontier; do
+        "$python" "benchmarks/$name.py" --plan "${2:?}" || exit
+      done
       exit
       ;;
     --dry)

@@ -50,7 +50,8 @@ def predict_case(
                  "calibrated": None if calibration is None else step_time(trace, recipe, device, calibration)}
         values["step_seconds"] = {name: time and time.seconds for name, time in times.items()}
         values["speed_error"] = {
-            name: time and speed_error(time.work, device, time.calibrated) for name, time in times.items()}
+            name: time and speed_error(time.work, device, time.calibrated, time.slower_host)
+            for name, time in times.items()}
     except NoSuchLimit as reason:
         return {"refused": str(reason)}
     except TightfitError as error:

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -87,7 +88,7 @@ def plan_all(
     cases, ready = list(cases), GpuPlans("plan_vs_gpu", device).newest
     made = {case: ready[case.key] for case in cases if case.key in ready}
     named = {case.name: case for case in cases if case not in made}
-    calibration = calibration_of(device)
+    calibration = with_host(calibration_of(device), rows.device)
     jobs = (Job(name, partial(predict_case, case, case.recipe(folder), device, calibration), PLANNING_SECONDS)
             for name, case in named.items())
     for outcome in run_forked(jobs, at_once, deadline):
@@ -129,6 +130,11 @@ def calibration_of(device: Device) -> Calibration | None:
         recorded = TypeAdapter(Calibration).validate_python(json.loads(path.read_text())["calibration"])
         kept = recorded if recorded.device == device.name else None
     return kept
+
+
+def with_host(calibration: Calibration | None, facts: Mapping[str, Any]) -> Calibration | None:
+    """A card's calibration with the host that a measurement had; with none where that is not known."""
+    return calibration and replace(calibration, host=facts.get("host", calibration.host) or {})
 
 
 def measure_all(plans: Mapping[Case, Row], device: Device, folder: Path, rows: Rows, deadline: float) -> None:
@@ -182,9 +188,9 @@ def plan_again(cases: Iterable[Case], device: Device, folder: Path, rows: Rows, 
     """The measured rows with what is planned now, with the memory that they were measured with."""
     calibration = calibration_of(device)
     named = {case.name: case for case in cases if rows.measured(case)}
-    jobs = (Job(name, partial(predict_case, case, case.recipe(folder), device, calibration,
-                              rows.newest[case.key]["predicted"]["limit"]), PLANNING_SECONDS)
-            for name, case in named.items())
+    jobs = (Job(name, partial(predict_case, case, case.recipe(folder), device, with_host(calibration, row["device"]),
+                              row["predicted"]["limit"]), PLANNING_SECONDS)
+            for name, case in named.items() if (row := rows.newest[case.key]))
     found = []
     for outcome in run_forked(jobs, at_once):
         row, value = rows.newest[named[outcome.name].key], outcome.value or {"failure": outcome.failure}
@@ -251,6 +257,8 @@ def run(
     cases = [case for case in every[number - 1 :: count]
              if only in f"{case.group} {case.name}" and (compiles or not case.compiles)]
     facts = gpu_truth.facts_of(gpu_truth.cpu()) if on_cpu else on_gpu()
+    if not on_cpu:
+        facts["host"] = next(run_forked([Job("host", gpu_truth.host_now, CASE_SECONDS)])).value
     rows, device = Rows(rows_path, facts), device_of(facts)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -23,6 +23,7 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import is_out_of_memory
+from tightfit.backends.pytorch.measure.calibration.timing import host_seconds
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.techniques.optimizer.state import state_tensors
 from tightfit.devices import Device
@@ -44,6 +45,11 @@ def describe_device() -> dict[str, Any]:
     """The CUDA device's facts; call it in a child, since it makes a context. Raises Refused where there is none."""
     device = PytorchBackend().device(Recipe.from_dict({"device": "cuda"}))
     return {**facts_of(device), "driver": driver_version() or ""}
+
+
+def host_now() -> dict[str, float]:
+    """Seconds of this machine's host for an op, by phase: machines differ, and one does from hour to hour."""
+    return host_seconds(torch.device("cuda"))
 
 
 def cpu() -> Device:

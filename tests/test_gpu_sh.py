@@ -42,7 +42,7 @@ def names(ran):
 
 def test_every_part_runs_whatever_becomes_of_the_others(tmp_path):
     status, output, ran = gpu_sh(tmp_path, limit="1", slow="30")
-    assert names(ran)[:5] == ["context_bytes", "calibration", "gpu_tests", "beyond_gpu", "plan_vs_gpu"]
+    assert names(ran)[:5] == ["context_bytes", "calibration", "beyond_gpu", "gpu_tests", "plan_vs_gpu"]
     assert {*names(ran)} >= {"record_ladders", "frontier", "convergence", "quickstart", "allocator_snapshots",
                              "cuda_op_tables"}
     assert all((BENCHMARKS / f"{name}.py").is_file() for name in names(ran))
@@ -89,7 +89,7 @@ def test_an_unknown_part_is_named(tmp_path):
 
 def test_plans_are_made_before(tmp_path):
     _, _, ran = gpu_sh(tmp_path, "--prepare", "h200")
-    assert ran == [f"benchmarks/{name}_gpu.py --plan h200" for name in ("plan_vs", "beyond")]
+    assert ran == [f"benchmarks/{name}.py --plan h200" for name in ("plan_vs_gpu", "beyond_gpu", "frontier")]
 
 
 def test_wheels_that_were_brought_along_are_on_the_path(tmp_path):

@@ -153,6 +153,7 @@ class Time:
     work: seconds of the step by what they go to.
     calibrated: whether times come from measurements of the machine at hand; else from the device's data sheet.
     prefill_seconds: of `step_seconds`, how long until the first token; 0 for training.
+    slower_host: seconds that it takes longer where the host does, by as much as its own time may be off.
     copies: of a step between host and device; None where it makes none. communication: between processes, likewise.
     """
 
@@ -164,6 +165,7 @@ class Time:
     work: Mapping[Work, float] = field(default_factory=dict)
     calibrated: bool = False
     prefill_seconds: float = 0.0
+    slower_host: float = 0.0
     copies: Copies | None = None
     communication: Communication | None = None
 

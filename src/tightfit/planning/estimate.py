@@ -202,7 +202,8 @@ def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) ->
     return Time(
         step_seconds=timed.seconds, samples_per_second=samples, tokens_per_second=samples * tokens,
         mfu=tools.mfu(recipe, device, timed.seconds), calibrated=timed.calibrated, copies=timed.copies,
-        error=speed_error(timed.work, device, timed.calibrated), work=timed.work, communication=timed.communication,
+        work=timed.work, communication=timed.communication, slower_host=timed.slower_host,
+        error=speed_error(timed.work, device, timed.calibrated, timed.slower_host),
     ), timed.notes  # fmt: skip
 
 
@@ -214,11 +215,12 @@ def inference_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -
     task = TASKS[recipe.task]
     tokens = recipe.inference.new_tokens if task.generates else recipe.seq_len if task.reads == "tokens" else 0
     samples = recipe.batch_size / (first + rest) if first + rest > 0 else 0.0
+    slower = prefill.slower_host + decode.slower_host
     work = {kind: seconds + decode.work.get(kind, 0.0) for kind, seconds in prefill.work.items()}
     return Time(
         step_seconds=first + rest, samples_per_second=samples, tokens_per_second=samples * tokens, mfu=0.0,
-        error=speed_error(work, device, prefill.calibrated), work=work, calibrated=prefill.calibrated,
-        prefill_seconds=first,
+        work=work, calibrated=prefill.calibrated, prefill_seconds=first, slower_host=slower,
+        error=speed_error(work, device, prefill.calibrated, slower),
     ), [*prefill.notes, *decode.notes]  # fmt: skip
 
 

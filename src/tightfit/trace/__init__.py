@@ -117,7 +117,7 @@ class Op:
     dtype: the number format it computes in, such as `bfloat16`.
     flops: floating-point operations; 0 where it is bound by memory.
     bytes_read, bytes_written: bytes of device memory; of what processes exchange, bytes sent and received.
-    kernels: how many kernels it launches.
+    kernels: how many kernels it launches. calls: calls of compiled graphs that begin with it.
     seconds: how long it takes; None where that is not known.
     stream: the queue it runs in.
     after: ticks of the ops on other streams whose end it waits for; of one that runs repeatedly, the latest run's.
@@ -137,6 +137,7 @@ class Op:
     bytes_read: Count = 0
     bytes_written: Count = 0
     kernels: Count = 1
+    calls: Count = 0
     seconds: Seconds | None = None
     stream: Stream = Stream.COMPUTE
     after: tuple[Tick, ...] = ()

@@ -122,8 +122,8 @@ class Writer:
         flops, read, wrote = (self.more * gain for gain in gains)
         written = Op(  # not `replace`, which takes most of a deep trace's time
             op.name, self.tick, op.phase, op.op_class, self._name(op.module, copy), op.shapes, op.dtype,
-            op.flops + flops, op.bytes_read + read, op.bytes_written + wrote, op.kernels, op.seconds, op.stream,
-            leading=op.leading, layout=op.layout,
+            op.flops + flops, op.bytes_read + read, op.bytes_written + wrote, op.kernels, op.calls, op.seconds,
+            op.stream, leading=op.leading, layout=op.layout,
         )
         if op.after:
             self._waiting.append((written, op.after, group, copy))

@@ -68,5 +68,5 @@ def _equally_fast(exploration: Exploration, one: Pair, other: Pair) -> bool:
     """Whether the error of their times' difference, in which errors of both cancel out, is above the difference."""
     a, b = exploration.found[one].estimate.time, exploration.found[other].estimate.time
     difference = {kind: seconds - b.work.get(kind, 0.0) for kind, seconds in a.work.items()}
-    error = seconds_error(difference, exploration.device, a.calibrated)
+    error = seconds_error(difference, exploration.device, a.calibrated, a.slower_host - b.slower_host)
     return abs(a.step_seconds - b.step_seconds) <= (error or 0.0)

@@ -9,6 +9,7 @@ device. On the CPU all runs on the host. See `streams` for the simulation.
 | `CPU_SECONDS` | 15 / 60 / 8 / 2 microseconds | Python, modules, views and autograd around an op, forward, recompute (checkpointing's hooks), backward, optimizer: measured as `Calibration.host` on one core of an AMD EPYC (Zen 4) at 2.6 GHz, PyTorch 2.13 |
 | `HOST_SECONDS` | 20 / 60 / 13 / 7 microseconds | the same and one launch; published runs bear it out. An H100's host was slower: 32 / 198 / 36 / 8 (16 cores of an Intel Xeon in a virtual machine, PyTorch 2.11) |
 | `LAUNCH_SECONDS` | 5 microseconds | a kernel's launch: assumed, not yet measured |
+| `CALL_SECONDS` | 150 microseconds | a compiled graph's call, its guards and what AOTAutograd wraps around it: 190 forward and 140 backward, measured on one core of an AMD EPYC (Zen 4) at 2.6 GHz, PyTorch 2.13 |
 | `COMPILED_SECONDS` | 5 microseconds | a compiled kernel's launch from generated code: assumed, not yet measured |
 | `COMPILED_CPU_SECONDS` | 2 microseconds | the same on the CPU, which launches nothing: assumed, not yet measured |
 | `GRAPH_SECONDS` | 0.5 microseconds | a kernel inside a CUDA graph: assumed, not yet measured |
@@ -31,7 +32,7 @@ from tightfit.planning.timing.copies import Copies, copies_of
 from tightfit.planning.timing.link import contended, copy_rate
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.streams import Elapsed, Piece, Segment, lanes, simulate
-from tightfit.planning.timing.uncertainty import Work, work_of
+from tightfit.planning.timing.uncertainty import Work, host_error, work_of
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.trace import FUSED_PREFIX, PAGEABLE, Op, OpClass, Phase, Stream, Trace
@@ -39,10 +40,13 @@ from tightfit.trace.lanes import Stretch
 
 HOST_SECONDS = {"forward": 20e-6, "recompute": 60e-6, "backward": 13e-6, "optimizer": 7e-6}
 LAUNCH_SECONDS = 5e-6
+CALL_SECONDS = 150e-6
 COMPILED_SECONDS, COMPILED_CPU_SECONDS = 5e-6, 2e-6
 GRAPH_SECONDS = 0.5e-6
 CPU_SECONDS = {"forward": 15e-6, "recompute": 60e-6, "backward": 8e-6, "optimizer": 2e-6}
 PREPARE_SECONDS = (19e-6, 4e-9)
+HIDDEN = 0.7
+"""Share of a step that issuing its ops may take without making the device wait."""
 IMAGE_SIZE = 224
 """Pixels a side of images, for the bytes of a batch."""
 
@@ -62,6 +66,7 @@ class StepTime:
     data: copying the global batch to the device, and preparing it where nothing hides that. They sum to `seconds`.
     work: seconds of `seconds` by what takes them, without the data's.
     copies: between host and device; None without. communication: between processes; None without.
+    slower_host: seconds that it takes longer where the host does, by as much as its own time may be off.
     calibrated: whether this machine's own calibration was used.
     notes: sentences about how sure it is, and what binds it.
     """
@@ -75,6 +80,7 @@ class StepTime:
     work: Mapping[Work, float] = field(default_factory=dict)
     copies: Copies | None = None
     communication: Communication | None = None
+    slower_host: float = 0.0
     calibrated: bool = False
     notes: tuple[str, ...] = ()
 
@@ -99,6 +105,7 @@ def step_time(trace: Trace, recipe: Recipe, device: Device, calibration: Calibra
     return StepTime(
         seconds=found.seconds, **{phase.value: found.by_phase[phase] for phase in (*TIMED_PHASES, Phase.DATA)},
         work={**work, Work.HOST: found.for_host, **waited}, copies=copies, communication=communication,
+        slower_host=_slower_host(segments, main, found, host_error(calibration is not None and bool(calibration.host))),
         calibrated=calibration is not None,
         notes=tuple(_notes(device, recipe, found, waited[Work.TRANSFERS])),
     )  # fmt: skip
@@ -151,7 +158,7 @@ def _segments(
         waits = any(f".{name}" in op.name for name in WAITS) or (UNSCALE in op.name and not fused)
         calls = op.op_class is OpClass.CONTRACTION and op.phase in compiled  # a compiled region's own
         issues = host["compiled" if calls or op.name.startswith(FUSED_PREFIX) else phase.value]
-        issues += host["launch"] * max(op.kernels - 1, 0)
+        issues += host["launch"] * max(op.kernels - 1, 0) + CALL_SECONDS * op.calls
         stream = Stream.HOST if device.kind == "cpu" else op.stream
         return Piece(issues, op_seconds(op, device, calibration, tf32=recipe.tf32), phase, waits, stream)
 
@@ -162,7 +169,7 @@ def _segments(
         pieces = []
         for op, _ in run:
             key = (op.name, op.phase, op.shapes, op.dtype, op.flops, op.bytes_read, op.bytes_written, op.kernels,
-                   op.stream, op.leading, op.layout)
+                   op.calls, op.stream, op.leading, op.layout)
             found = known.get(key)
             if found is None:
                 found = known[key] = piece_of(op), work_of(op, device, recipe.tf32)
@@ -173,6 +180,19 @@ def _segments(
             pieces.append(piece)
         segments.append((pieces, times))
     return segments, work
+
+
+def _slower_host(segments: list[Segment], main: Stream, found: Elapsed, share: float) -> float:
+    """Seconds that the step takes longer with a host that takes that share longer. Where the device does not wait
+    for it, and would not then, nothing is simulated."""
+    if main is Stream.HOST:
+        return 0.0
+    issuing = sum(times * piece.host for pieces, times in segments for piece in pieces)
+    if issuing * (1 + share) < HIDDEN * found.seconds:
+        return share * found.for_host
+    slower = [([piece._replace(host=piece.host * (1 + share)) for piece in pieces], times)
+              for pieces, times in segments]
+    return simulate(slower, main).seconds - found.seconds
 
 
 def _host_seconds(recipe: Recipe, device: Device, calibration: Calibration | None) -> dict[str, float]:

@@ -7,8 +7,9 @@ error of its prediction in nine runs of ten; `benchmarks/published.py` holds tha
 |---|---|---|
 | `CARD_ERROR` | 9, 24, 16 % | what published runs are off by beyond their kinds of work's errors, nine of ten: intervals in results/published.json |
 | `WORK_ERROR` | 17, 5, 8, 32 % | what a card's recordings of such work are off by in all, nine cards and formats of ten, cards measured: work in results/ops_vs_gpu.json |
+| `HOST_ERROR` | 80 % | what a host takes to issue ops, where a step is bound by that, nine of ten steps of an H100: results/plan_vs_gpu-h100-80gb-hbm3.json |
 | `CALIBRATED_ERROR` | 11 % | products of a card whose share is fitted on half of its own recordings, at the median: products left out, there |
-| `CALIBRATED_STEP` | 7 % | what 47 steps on a calibrated H100 are off by beyond that, nine of ten: results/plan_vs_gpu-h100-80gb-hbm3.json |
+| `CALIBRATED_STEP` | 7 % | what steps on a calibrated H100 are off by beyond that, nine of ten: results/plan_vs_gpu-h100-80gb-hbm3.json |
 | `PROCESSOR_ERROR` | 27 % | steps of a calibrated processor, nine of ten: results/search_quality.json |
 """  # noqa: E501 - a table's row is one line
 
@@ -43,7 +44,8 @@ CARD_ERROR = {"measured": 0.09, "few": 0.24, "assumed": 0.16}
 UNRECORDED = 0.32
 """Relative error of work that was never recorded: as large as the worst recorded one."""
 WORK_ERROR = {Work.TENSOR_CORES: 0.17, Work.PLAIN: 0.05, Work.ATTENTION: 0.08, Work.MEMORY: 0.32,
-              Work.FUSED: UNRECORDED, Work.HOST: UNRECORDED, Work.TRANSFERS: UNRECORDED, Work.COMMUNICATION: UNRECORDED}
+              Work.FUSED: UNRECORDED, Work.TRANSFERS: UNRECORDED, Work.COMMUNICATION: UNRECORDED}
+HOST_ERROR = 0.8
 CALIBRATED_ERROR = 0.11
 """Error of the work that a calibration measures on the card itself: all but compiled kernels. That of waiting for
 copies which it measured is recorded nowhere yet."""
@@ -68,18 +70,26 @@ def work_of(op: Op, device: Device, tf32: bool) -> Work:
     return Work.TENSOR_CORES if on_tensor_cores(op.dtype, device, tf32 or "convolution" in op.name) else Work.PLAIN
 
 
-def seconds_error(work: Mapping[Work, float], device: Device, calibrated: bool) -> float | None:
+def host_error(measured: bool) -> float:
+    """Share of its seconds that a GPU's host takes longer at most, in nine cases of ten."""
+    return CALIBRATED_ERROR if measured else HOST_ERROR
+
+
+def seconds_error(
+    work: Mapping[Work, float], device: Device, calibrated: bool, slower_host: float = 0.0
+) -> float | None:
     """Seconds that a predicted time is off by at most in nine cases of ten; None where nothing was recorded, as of a
     processor that is not calibrated.
 
     work: its seconds by what they go to; of a difference of two times those of the difference, so that errors which
-        both share cancel out.
+        both share cancel out. slower_host: seconds that a step takes longer where its host does by `host_error`.
     """
     total = sum(work.values())
     if device.kind == "cpu":
         return PROCESSOR_ERROR * abs(total) if calibrated else None
     card = (CALIBRATED_STEP if calibrated else CARD_ERROR[device.evidence]) * total
-    return math.hypot(card, *(_work_error(kind, calibrated) * seconds for kind, seconds in work.items()))
+    return math.hypot(card, slower_host, *(_work_error(kind, calibrated) * seconds for kind, seconds in work.items()
+                                           if kind is not Work.HOST))
 
 
 def _work_error(kind: Work, calibrated: bool) -> float:
@@ -87,9 +97,11 @@ def _work_error(kind: Work, calibrated: bool) -> float:
     return CALIBRATED_ERROR if calibrated and kind not in NOT_CALIBRATED else WORK_ERROR[kind]
 
 
-def speed_error(work: Mapping[Work, float], device: Device, calibrated: bool) -> float | None:
+def speed_error(
+    work: Mapping[Work, float], device: Device, calibrated: bool, slower_host: float = 0.0
+) -> float | None:
     """Share that a predicted speed is off by at most in nine cases of ten, None as of `seconds_error`."""
-    total, error = sum(work.values()), seconds_error(work, device, calibrated)
+    total, error = sum(work.values()), seconds_error(work, device, calibrated, slower_host)
     return error / total if error is not None and total > 0 else None
 
 

@@ -33,7 +33,7 @@ class OpStreams(TransferWatch, ABC):
         self._last: dict[Stream, int] = {}
         self._waits: dict[Stream, tuple[int, ...]] = {}
         self._arriving: dict[int, int] = {}
-        self._awaited = 0
+        self._awaited = self._calls = 0
 
     @abstractmethod
     def _place(self) -> tuple[Phase, str]:
@@ -46,6 +46,7 @@ class OpStreams(TransferWatch, ABC):
             op.op_class = OpClass.COMMUNICATION
         op.after += tuple(tick for tick in self._waits.pop(op.stream, ()) if tick not in op.after)
         self._last[op.stream] = op.tick
+        op.calls, self._calls = self._calls, 0
         self.ops.append(op)
 
     def repeat(self, start: int, stop: int, ticks: int) -> None:
@@ -115,4 +116,4 @@ class OpStreams(TransferWatch, ABC):
 def op_later(op: Op, ticks: int) -> Op:
     """An op so many ticks later."""
     return Op(op.name, op.tick + ticks, op.phase, op.op_class, op.module, op.shapes, op.dtype, op.flops, op.bytes_read,
-              op.bytes_written, op.kernels, op.seconds, op.stream, op.after, op.leading, op.layout)
+              op.bytes_written, op.kernels, op.calls, op.seconds, op.stream, op.after, op.leading, op.layout)

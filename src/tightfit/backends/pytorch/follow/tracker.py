@@ -161,7 +161,7 @@ class Tracker(OpStreams, DispatchMode):
         return replaced(self, "_paused", True)
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """A region that runs as one, such as a compiled graph: what is allocated in it bears its name."""
+        self._calls += 1
         return replaced(self, "_region", name)
 
     def launch(self, op: Op, scratch: int) -> None:

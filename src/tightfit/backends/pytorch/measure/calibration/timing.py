@@ -118,8 +118,9 @@ class TinyStep:
         self.optimizer.step()
 
 
-def host_seconds(device: torch.device, calibration: Calibration) -> dict[str, float]:
-    """Seconds of the host for an op in each phase of a tiny model's step; on the CPU, less those of the op itself."""
+def host_seconds(device: torch.device, calibration: Calibration | None = None) -> dict[str, float]:
+    """Seconds of the host for an op in each phase of a tiny model's step; on the CPU, less those of the op itself,
+    which `calibration` knows."""
     step = TinyStep(device)
     phases: dict[str, Call] = {"forward": step.forward, "backward": step.backward, "optimizer": step.update}
     taken = _phase_seconds(step, phases, device)
@@ -150,8 +151,8 @@ def _phase_seconds(step: TinyStep, phases: dict[str, Call], device: torch.device
     return {name: statistics.median(rounds[WARM_UP:]) for name, rounds in taken.items()}
 
 
-def _share(total: float, ops: Sequence[Op], device: torch.device, calibration: Calibration) -> float:
-    if device.type == "cpu":
+def _share(total: float, ops: Sequence[Op], device: torch.device, calibration: Calibration | None) -> float:
+    if device.type == "cpu" and calibration is not None:
         total -= sum(_alone(op, calibration) for op in ops)
     return max(total / len(ops), 0.0)
 
