@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tightfit.devices import find_device
-from tightfit.planning.timing.uncertainty import CARD_ERROR, WORK_ERROR, Work
+from tightfit.planning.timing.uncertainty import CARD_ERROR
 
 Row = dict[str, Any]
 SHARE = 0.9
 """Of the runs, within their interval."""
-
-
-def work_error(work: Mapping[Work, float]) -> float:
-    """The share of a step's seconds that what they go to leaves open, its card's error apart."""
-    total = sum(work.values())
-    return math.hypot(*(WORK_ERROR[kind] * seconds for kind, seconds in work.items())) / total if total else 0.0
 
 
 def interval(row: Row) -> float:

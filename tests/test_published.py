@@ -12,7 +12,7 @@ import pytest
 from published import FAR, compare, published, spread, summary, with_reasons
 from published_context import as_loaded, loads_all_with
 from published_held_to import held_to
-from published_intervals import card_error, interval, intervals, needed, work_error
+from published_intervals import card_error, interval, intervals, needed
 from published_reasons import REASONS
 from published_recipes import (
     CannotExpress,
@@ -28,7 +28,7 @@ from tightfit.backends.cuda_context import assumed
 from tightfit.backends.pytorch.model_size import model_size
 from tightfit.devices import MIB, find_device
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.timing.uncertainty import CARD_ERROR, WORK_ERROR, Work
+from tightfit.planning.timing.uncertainty import CARD_ERROR
 
 ROWS = {row["id"]: row for row in published()}
 RECORD = json.loads((Path(__file__).parents[1] / "results" / "published.json").read_text("utf-8"))
@@ -198,13 +198,6 @@ def test_intervals_hold_what_they_say():
     assert (found["all"]["rows"], found["measured"]["rows"], found["few"]["rows"]) == (2, 2, 0)
     assert found["all"]["inside"] == sum(needed(each) <= interval(each) for each in (row, near))
     assert found["all"]["inside_left_out"] == 1  # the other card's runs let none expect a fifth
-
-
-def test_work_errors_are_weighed_by_seconds():
-    alone = work_error({Work.MEMORY: 2.0})
-    assert alone == WORK_ERROR[Work.MEMORY]
-    assert work_error({Work.MEMORY: 1.0, Work.TENSOR_CORES: 1.0}) < alone
-    assert work_error({}) == 0
 
 
 def test_nine_published_runs_of_ten_lie_within_their_interval():

@@ -12,9 +12,9 @@ from tightfit.planning.defaults import resolve
 from tightfit.planning.timing import step_time as timing
 from tightfit.planning.timing.link import LINK_SHARE, PAGEABLE_SHARE
 from tightfit.planning.timing.op_times import KERNEL_START, op_seconds
-from tightfit.planning.timing.step_time import HOST_SECONDS, step_time
+from tightfit.planning.timing.step_time import CALL_SECONDS, HOST_SECONDS, step_time
 from tightfit.planning.timing.streams import QUEUE
-from tightfit.planning.timing.uncertainty import Work
+from tightfit.planning.timing.uncertainty import HOST_ERROR, Work
 from tightfit.recipe import Recipe
 from tightfit.trace import OpClass, Phase, Span, Trace
 
@@ -134,6 +134,25 @@ def test_compiled_kernels_are_cheaper_to_issue_and_those_in_a_graph_cheaper_stil
 def test_an_ops_further_kernels_cost_the_host_a_launch_each():
     one, three = (step_time(trace([add(0, kernels=n)] * 200), recipe(), GPU).seconds for n in (1, 3))
     assert three - one == pytest.approx(200 * 2 * timing.LAUNCH_SECONDS)
+
+
+def test_a_compiled_graphs_call_costs_the_host_once():
+    ops = [replace(add(name="fused add"), calls=int(n % 10 == 0)) for n in range(1000)]
+    uncalled = [replace(op, calls=0) for op in ops]
+    more = step_time(trace(ops), recipe(), GPU).seconds - step_time(trace(uncalled), recipe(), GPU).seconds
+    assert more == pytest.approx(100 * CALL_SECONDS)
+
+
+def test_a_slower_host_is_in_the_interval_of_what_waits_for_it():
+    large = [add(10**10)] * 3
+    assert step_time(trace(large), recipe(), GPU).slower_host == 0
+    bound = step_time(trace([add()] * 1000), recipe(), GPU)
+    assert bound.slower_host == pytest.approx(HOST_ERROR * 1000 * FORWARD, rel=0.01)
+    measured = replace(MEASURED, kind="cuda", host={"forward": FORWARD})
+    assert 0 < step_time(trace([add()] * 1000), recipe(), GPU, measured).slower_host < bound.slower_host
+    behind = [add(2 * 10**7)] * 1000  # the device takes a little longer than the host does
+    found = step_time(trace(behind), recipe(), GPU)
+    assert found.work[Work.HOST] < 0.1 * found.seconds < found.slower_host < bound.slower_host
 
 
 def test_tf32_comes_from_the_recipes_precision():

@@ -42,6 +42,13 @@ def test_squares_of_independent_errors_add_up():
     assert seconds_error({kind: 7 * s for kind, s in STEP.items()}, MEASURED, False) == pytest.approx(7 * error)
 
 
+def test_a_host_that_may_be_slower_adds_its_seconds():
+    alone = seconds_error(STEP, MEASURED, False)
+    assert seconds_error(STEP, MEASURED, False, 0.5) == pytest.approx(math.hypot(alone, 0.5))
+    waits = math.hypot(alone, math.sqrt(1.5**2 - 1) * CARD_ERROR["measured"])  # the card's error of a longer step
+    assert seconds_error({**STEP, Work.HOST: 0.5}, MEASURED, False) == pytest.approx(waits)
+
+
 def test_more_is_known_of_a_measured_card_and_most_of_a_calibrated_one():
     known = speed_error(STEP, MEASURED, False)
     assert speed_error(STEP, MEASURED, True) < known < speed_error(STEP, GPU, False) < 0.5

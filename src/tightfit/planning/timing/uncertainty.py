@@ -51,7 +51,7 @@ CALIBRATED_ERROR = 0.11
 copies which it measured is recorded nowhere yet."""
 CALIBRATED_STEP = 0.07
 """Error of a calibrated card's step as a whole."""
-NOT_CALIBRATED = (Work.FUSED, Work.TRANSFERS, Work.COMMUNICATION)
+NOT_CALIBRATED = {Work.FUSED, Work.TRANSFERS, Work.COMMUNICATION}
 PROCESSOR_ERROR = 0.27
 
 
@@ -88,13 +88,14 @@ def seconds_error(
     if device.kind == "cpu":
         return PROCESSOR_ERROR * abs(total) if calibrated else None
     card = (CALIBRATED_STEP if calibrated else CARD_ERROR[device.evidence]) * total
-    return math.hypot(card, slower_host, *(_work_error(kind, calibrated) * seconds for kind, seconds in work.items()
-                                           if kind is not Work.HOST))
+    return math.hypot(card, work_error(work, calibrated, slower_host))
 
 
-def _work_error(kind: Work, calibrated: bool) -> float:
-    """Share of its seconds."""
-    return CALIBRATED_ERROR if calibrated and kind not in NOT_CALIBRATED else WORK_ERROR[kind]
+def work_error(work: Mapping[Work, float], calibrated: bool, slower_host: float) -> float:
+    """Seconds of that which are of the kinds of work, the card's apart; arguments as of `seconds_error`."""
+    measured = set(WORK_ERROR) - NOT_CALIBRATED if calibrated else ()
+    known = {**WORK_ERROR, **dict.fromkeys(measured, CALIBRATED_ERROR)}
+    return math.hypot(slower_host, *(known[kind] * seconds for kind, seconds in work.items() if kind is not Work.HOST))
 
 
 def speed_error(

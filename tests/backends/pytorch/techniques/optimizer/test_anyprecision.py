@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.techniques.optimizer import anyprecision
 from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
+from tightfit.backends.pytorch.techniques.optimizer.compiled_update import Update, update
 from tightfit.errors import ModelError
 
 FP32_STATES = {"momentum_dtype": torch.float32, "variance_dtype": torch.float32}
@@ -162,3 +164,46 @@ def test_a_closure_is_called_with_gradients_on() -> None:
 def test_half_precision_weights_are_refused() -> None:
     with pytest.raises(ModelError, match="float16"):
         AnyPrecisionAdamW(weights(torch.float16), lr=1e-2)
+
+
+ROUNDINGS, STEPS = ("kahan", "stochastic", "nearest"), 8
+
+
+def moved(
+    update: Update | None, dtype: torch.dtype, states: dict[str, torch.dtype], rounding: str
+) -> dict[str, Tensor]:
+    """Weights and states after a few steps, by parameter and name."""
+    parameters = weights(dtype, SHAPES[:2])
+    optimizer = AnyPrecisionAdamW(parameters, lr=1e-2, weight_decay=0.1, rounding=rounding, update=update, **states)
+    run(optimizer, parameters, STEPS)
+    found = {f"{n}": parameter.detach() for n, parameter in enumerate(parameters)}
+    return found | {f"{n} {name}": value for n, parameter in enumerate(parameters)
+                    for name, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("states", [{}, FP32_STATES], ids=["bf16 states", "fp32 states"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_one_function_updates_a_parameter_as_lists_of_them_are(
+    dtype: torch.dtype, states: dict[str, torch.dtype], rounding: str
+) -> None:
+    by_lists, alone = (moved(how, dtype, states, rounding) for how in (None, update))
+    assert by_lists.keys() == alone.keys()
+    for name, value in by_lists.items():
+        most = torch.finfo(value.dtype).eps * (STEPS if rounding == "stochastic" and dtype is torch.bfloat16 else 2)
+        torch.testing.assert_close(alone[name], value, rtol=most, atol=1e-2 if "compensation" in name else 1e-6)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="Inductor generates C++ for the CPU, and there is no compiler")
+def test_compiled_it_rounds_as_it_does_op_by_op() -> None:
+    """A compiler that takes a cast to bf16 and back for none leaves nothing for Kahan's compensation to carry."""
+    compiled = torch.compile(update, fullgraph=True, dynamic=False)
+    whole, alone = (moved(how, torch.bfloat16, {}, "kahan") for how in (compiled, update))
+    for name, value in alone.items():
+        assert value.dtype is torch.bfloat16
+        torch.testing.assert_close(whole[name], value, rtol=0, atol=0)
+    assert any(alone[f"{n} compensation"].abs().max() > 0 for n in range(2))
+    drawn = moved(compiled, torch.bfloat16, {}, "stochastic")
+    for n in range(2):
+        torch.testing.assert_close(drawn[f"{n}"], alone[f"{n}"], rtol=0.05, atol=0)
+        assert not torch.equal(drawn[f"{n}"], alone[f"{n}"])

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,6 +33,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.sharding import local_shard
+from tightfit.backends.pytorch.techniques.optimizer.compiled_update import (
+    FRACTIONS,
+    STRIDE,
+    Update,
+    any_number_of_shapes,
+    scalars,
+)
 from tightfit.errors import ModelError
 from tightfit.techniques.precision import Rounding
 
@@ -40,16 +47,9 @@ CHUNK = 1 << 24
 """Values updated at once: bounds the temporaries at about 256 MiB, whatever the model. Fewer would leave a GPU waiting
 for launches."""
 
-_FRACTIONS = 1 << 16
-"""Values of fp32 from one bf16 number to the next."""
-
-_STRIDE = 40503
-"""The golden ratio's share of `_FRACTIONS`, odd: its multiples visit every fraction once, evenly at all times."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some rows of one parameter and of its states; `compensation` is None unless Kahan's."""
+    """One parameter and its states, or some rows of them; `compensation` is None unless Kahan's."""
 
     step: int
     weight: Tensor
@@ -63,18 +63,21 @@ class AnyPrecisionAdamW(Optimizer):
     """AdamW with momentum and variance in formats of choice; see the module's text for the formula.
 
     momentum_dtype, variance_dtype: bf16, fp32 or the weights' own. rounding: how bf16 weights take an update; `kahan`
-    keeps one more bf16 tensor a weight. Weights may be bf16, fp32 or fp64, mixed. Raises ModelError for another dtype.
+    keeps one more bf16 tensor a weight. update: the compiled one; None updates op by op. Weights may be bf16, fp32 or
+    fp64, mixed. Raises ModelError for another dtype.
     """
 
     def __init__(
         self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.01, *, momentum_dtype: torch.dtype = torch.bfloat16,
         variance_dtype: torch.dtype = torch.bfloat16, rounding: Rounding = "nearest",
+        update: Update | None = None,
     ) -> None:  # fmt: skip
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "rounding": rounding}
         super().__init__(params, defaults)
         self._momentum_dtype = momentum_dtype
         self._variance_dtype = variance_dtype
+        self._compiled = update
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.dtype not in (torch.bfloat16, torch.float32, torch.float64):
@@ -90,16 +93,19 @@ class AnyPrecisionAdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            learned = (self._piece(p, group["rounding"]) for p in group["params"] if p.grad is not None)
+            if self._compiled is not None:
+                _update_compiled(self._compiled, learned, group)
+                continue
             by_dtype: dict[torch.dtype, list[_Piece]] = defaultdict(list)
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_dtype[parameter.dtype].extend(self._pieces(parameter, group["rounding"]))
+            for piece in learned:
+                by_dtype[piece.weight.dtype].extend(_parts(piece))
             for pieces in by_dtype.values():
                 for chunk in _chunks(pieces):
                     _update(chunk, group)
         return loss
 
-    def _pieces(self, parameter: Tensor, rounding: Rounding) -> Iterator[_Piece]:
+    def _piece(self, parameter: Tensor, rounding: Rounding) -> _Piece:
         state = self.state[parameter]
         if not state:
             state["step"] = 0
@@ -111,14 +117,33 @@ class AnyPrecisionAdamW(Optimizer):
         whole = [parameter, cast(Tensor, parameter.grad), state["momentum"], state["variance"]]
         if "compensation" in state:
             whole.append(state["compensation"])
-        own = [local_shard(tensor) for tensor in whole]  # of weights of which other processes have parts
-        weight = own[0]
-        if weight.numel() <= CHUNK:
-            yield _Piece(state["step"], *own)
-            return
-        rows = max(1, CHUNK * weight.shape[0] // weight.numel())
-        for parts in zip(*(tensor.split(rows) for tensor in own), strict=True):
-            yield _Piece(state["step"], *parts)
+        return _Piece(state["step"], *map(local_shard, whole))  # of weights of which other processes have parts
+
+
+def _update_compiled(update: Update, pieces: Iterable[_Piece], group: dict[str, Any]) -> None:
+    """One step, a kernel for each parameter."""
+    numbers: dict[int, tuple[Tensor, ...]] = {}
+    with any_number_of_shapes():
+        for piece in pieces:
+            step = piece.step
+            if step not in numbers:
+                numbers[step] = scalars(step, float(group["lr"]), group["betas"], group["weight_decay"])
+            update(
+                piece.weight.detach(), piece.gradient, piece.momentum, piece.variance, piece.compensation,
+                *numbers[step], betas=group["betas"], eps=group["eps"], rounding=group["rounding"],
+            )  # fmt: skip
+
+
+def _parts(piece: _Piece) -> Iterator[_Piece]:
+    """A piece in rows of at most `CHUNK` values."""
+    whole = [t for t in (piece.weight, piece.gradient, piece.momentum, piece.variance, piece.compensation)
+             if t is not None]
+    if piece.weight.numel() <= CHUNK:
+        yield piece
+        return
+    rows = max(1, CHUNK * piece.weight.shape[0] // piece.weight.numel())
+    for parts in zip(*(tensor.split(rows) for tensor in whole), strict=True):
+        yield _Piece(piece.step, *parts)
 
 
 def _chunks(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
@@ -200,7 +225,7 @@ def _add_to_nearest(weights: list[Tensor], wide: list[Tensor], updates: list[Ten
 def _round_at_random(values: list[Tensor]) -> None:
     """Round fp32 values up or down to bf16 ones at random, in proportion, in place."""
     for value in values:
-        noise = torch.randint_like(value, _FRACTIONS, dtype=torch.int32)
+        noise = torch.randint_like(value, FRACTIONS, dtype=torch.int32)
         _cut(value.view(torch.int32).add_(noise))
         del noise  # before the next one is made
 
@@ -212,7 +237,7 @@ def _keep(kept: list[Tensor], values: list[Tensor], steps: list[int]) -> None:
     if kept[0].dtype is torch.bfloat16:
         values = [value.float() for value in values]
         bits = [value.view(torch.int32) for value in values]
-        torch._foreach_add_(bits, [step * _STRIDE % _FRACTIONS for step in steps])
+        torch._foreach_add_(bits, [step * STRIDE % FRACTIONS for step in steps])
         for each in bits:
             _cut(each)
     torch._foreach_copy_(kept, values)
@@ -220,4 +245,4 @@ def _keep(kept: list[Tensor], values: list[Tensor], steps: list[int]) -> None:
 
 def _cut(bits: Tensor) -> None:
     """Clear the bits of fp32 values that bf16 ones lack, in place: rounding towards zero."""
-    bits.bitwise_and_(-_FRACTIONS)
+    bits.bitwise_and_(-FRACTIONS)

@@ -76,10 +76,7 @@ def adamw(technique: declared.AdamW, build: Build) -> Build:
     options = {"betas": technique.betas, "eps": technique.eps}
     rounding = build.recipe.weight_rounding
     if rounding in ("kahan", "stochastic"):
-        from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
-
-        options |= {"momentum_dtype": torch.bfloat16, "variance_dtype": torch.bfloat16, "rounding": rounding}
-        return _with(build, AnyPrecisionAdamW, technique.weight_decay, **options)
+        return _anyprecision(build, technique.weight_decay, rounding=rounding, **options)
     if technique.implementation == "apex":
         return _apex(technique, build, options)
     implementation = technique.implementation
@@ -157,13 +154,17 @@ def lion(technique: declared.Lion, build: Build) -> Build:
 
 def adamw_anyprecision(technique: declared.AdamWAnyPrecision, build: Build) -> Build:
     """Our AdamW with the states' formats as declared."""
-    from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
-
-    return _with(
-        build, AnyPrecisionAdamW, technique.weight_decay,
-        momentum_dtype=DTYPES[technique.momentum], variance_dtype=DTYPES[technique.variance],
-        rounding=build.recipe.weight_rounding or "nearest",
+    return _anyprecision(
+        build, technique.weight_decay, momentum_dtype=DTYPES[technique.momentum],
+        variance_dtype=DTYPES[technique.variance], rounding=build.recipe.weight_rounding or "nearest",
     )  # fmt: skip
+
+
+def _anyprecision(build: Build, weight_decay: float, **options: Any) -> Build:
+    from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
+    from tightfit.backends.pytorch.techniques.optimizer.compiled_update import compiled_update
+
+    return _with(build, AnyPrecisionAdamW, weight_decay, update=compiled_update(build), **options)
 
 
 def _with(build: Build, make: Callable[..., Optimizer], weight_decay: float, **options: Any) -> Build:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torchao.optim import subclass_4bit, subclass_8bit
 from torchao.optim.adam import single_param_adam
 
 from tightfit.backends.pytorch.techniques.by_block.transfers import active_watch
+from tightfit.backends.pytorch.techniques.optimizer.compiled_update import any_number_of_shapes
 from tightfit.trace import FUSED_PREFIX
 
 STATE_PARTS = ("codes", "scale")
@@ -60,7 +61,7 @@ class _Quantized:
         loss = None if closure is None else closure()
         learned = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         compiles = not self._declared and any(p.is_cuda for p, _ in learned)  # others may wait in host memory
-        with _any_number_of_shapes() if compiles else nullcontext():
+        with any_number_of_shapes() if compiles else nullcontext():
             for parameter, group in learned:
                 self._update(parameter, group, _compiled_update() if compiles else single_param_adam)
         return loss
@@ -91,13 +92,6 @@ def _compiled_update() -> Callable[..., None]:
     """The formula compiled. torchao compiles it anew at each parameter of each step, and finds what it compiled before:
     that costs the host more than the call, 0.9 milliseconds a parameter against 0.4 on a processor."""
     return torch.compile(single_param_adam, fullgraph=True, dynamic=False)
-
-
-def _any_number_of_shapes() -> AbstractContextManager[None]:
-    """Context in which the formula is compiled for every shape there is: a model has few."""
-    from torch._dynamo.utils import disable_cache_limit  # takes seconds
-
-    return disable_cache_limit()
 
 
 def _as_compiled(parameter: Tensor, grad: Tensor, *averages: Tensor) -> None:
