@@ -44,11 +44,12 @@ class Run:
 class Case:
     """A build, as changes of `beyond.PINNED`, and what is measured of it, one after the other in one process: what
     waits in host memory is made once. planned: host memory that a plan for the first run's `gib` has, which fills in
-    what the fields leave open."""
+    what the fields leave open. recorded: whether what the allocator does is kept, in results/allocator_recordings/."""
 
     fields: Mapping[str, Any]
     runs: tuple[Run, ...]
     planned: str | None = None
+    recorded: bool = False
     seconds: float = field(default=400.0, kw_only=True)
 
 
@@ -57,6 +58,7 @@ CASES = (
     Case({**beyond.RESIDENT, **SHORT}, (Run("exact: resident again", 3, exact=True),)),
     Case({**STREAMED, **SHORT}, (Run("exact: streamed", 3, exact=True),)),
     Case(beyond.RESIDENT, (Run("8B resident, 32k tokens", 8),)),
+    Case({**STREAMED, **SHORT}, (Run("3 blocks streamed", 3),), recorded=True),
     Case(STREAMED, (
         Run("8B in 16 GiB, 32k tokens", 8, 16), Run("8B in 12 GiB, 64k tokens", 16, 12),
         Run("8B in 16 GiB, 128k tokens", 32, 16),

@@ -31,6 +31,7 @@ with cuda_unopened():
 
     import gpu_truth
     import record
+    from allocator_recordings import recording_of, write_recording
     from beyond_cases import CASES, Case, Row, dry_cases, key_of, planned
     from forking import Job, Outcome, run_forked
     from gpu_plans import GpuPlans, card_name
@@ -90,6 +91,8 @@ def run_case(case: Case, plans: Mapping[str, Row], device: Device, path: Path, o
         if recipe.deterministic:
             use_deterministic_matmuls()
         gpu_truth._set_up(None, bool(recipe.expandable_segments))
+        if case.recorded:
+            torch.cuda.memory._record_memory_history(context=None, max_entries=10_000_000)
     before, began = psutil.Process().memory_info().rss, time.monotonic()
     build = assemble(recipe, device, torch.device("cpu" if on_cpu else "cuda"))
     step = Step(build, inspect=False)
@@ -106,6 +109,8 @@ def run_case(case: Case, plans: Mapping[str, Row], device: Device, path: Path, o
             found = losses(step, batches) if run.exact else measured(step, batches, on_cpu)
             if not run.exact:
                 found |= {"made_seconds": round(made, 1), "host": psutil.Process().memory_info().rss - before}
+            if case.recorded and not on_cpu:
+                keep_recording(run.name, path.with_name("allocator_recordings"))
             add_row(path, {"case": run.name, "gpu": device.name, **plan, "measured": found})
             print(run.name, json.dumps(found), flush=True)
 
@@ -116,6 +121,14 @@ def limit_memory(gib: float | None) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(1.0 if gib is None else gib * GIB / total)
     torch.cuda.reset_peak_memory_stats()
+
+
+def keep_recording(name: str, folder: Path) -> None:
+    """Write what the allocator did since the process began: where a plan asks for memory otherwise, it shows."""
+    gpu = torch.cuda.get_device_name()
+    origin = {"run": name, "torch": torch.__version__, "device": gpu}
+    recording = recording_of(torch.cuda.memory._snapshot(), origin=origin, limit=None, statistics=None)
+    write_recording(folder / f"{record.slug(gpu)}-{record.slug(name)}.json.gz", recording)
 
 
 def copies_in_turn() -> None:
