@@ -25,7 +25,7 @@ from tightfit.planning.plan import Plan
 from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.suggestions import with_suggestions
 from tightfit.planning.targets import Target, own_target
-from tightfit.planning.timing.op_times import op_seconds
+from tightfit.planning.timing.op_times import lasting_seconds
 from tightfit.planning.timing.step_time import step_lanes, step_time
 from tightfit.profiling import CHROME_TRACE, MEMORY_RECORD, XPLANE
 from tightfit.profiling.profile import NOT_PREDICTED, Profile, save
@@ -219,7 +219,7 @@ def _sentence(error: Exception) -> str:
 def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
     timed = step_time(trace, recipe, target.device, target.calibration)
     for op in trace.ops:
-        op.seconds = op_seconds(op, target.device, target.calibration, tf32=recipe.tf32)
+        op.seconds = lasting_seconds(op, target.device, target.calibration, tf32=recipe.tf32)
     last = trace.last_step()
     assert last is not None, "a training step was predicted"
     return {

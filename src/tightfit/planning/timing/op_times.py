@@ -31,7 +31,7 @@ from tightfit.planning.timing.attention import attention_length, attention_rate,
 from tightfit.planning.timing.contractions import PLAIN_PROLOGUE, Matmul
 from tightfit.planning.timing.link import copy_rate
 from tightfit.planning.timing.network import collective_seconds
-from tightfit.planning.timing.rates import cycles_a_second, matmul_rate, memory_share, on_tensor_cores
+from tightfit.planning.timing.rates import cycles_a_second, lasting_share, matmul_rate, memory_share, on_tensor_cores
 from tightfit.trace import COPIES, FUSED_PREFIX, PAGEABLE, Op, OpClass, Stream
 
 FULL_CLOCK_SHARE = 0.85
@@ -112,13 +112,25 @@ def op_seconds(op: Op, device: Device, calibration: Calibration | None = None, *
     return busy + _start(op) * op.kernels
 
 
+def lasting_seconds(op: Op, device: Device, calibration: Calibration | None = None, *, tf32: bool = False) -> float:
+    """`op_seconds` in steps one after another, where tensor cores are slower than in a short run."""
+    seconds = op_seconds(op, device, calibration, tf32=tf32)
+    return seconds / lasting_share(device) if computes_on_tensor_cores(op, device, tf32) else seconds
+
+
+def computes_on_tensor_cores(op: Op, device: Device, tf32: bool) -> bool:
+    """Whether an op is products on tensor cores, fused attention's among them. cuDNN's convolutions take tf32 whatever
+    is asked of matmuls: torch.backends.cudnn.allow_tf32."""
+    return op.flops > 0 and on_tensor_cores(op.dtype, device, tf32 or "convolution" in op.name)
+
+
 def _compute_seconds(op: Op, device: Device, tf32: bool) -> float:
     """Seconds of arithmetic on a GPU."""
     if not op.flops:
         return 0.0
     if attention_length(op):
         return op.flops / attention_rate(op, device)
-    tf32 = tf32 or "convolution" in op.name  # cuDNN's default, torch.backends.cudnn.allow_tf32
+    tf32 = tf32 or "convolution" in op.name  # as `computes_on_tensor_cores` says
     matmul = contractions.matmul_of(op)
     if matmul is None:
         return op.flops / matmul_rate(op.dtype, device, tf32)

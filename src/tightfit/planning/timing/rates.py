@@ -4,6 +4,7 @@
 |---|---|---|
 | `PLAIN_SHARE`, `LESS_POWER` | by generation, 1.1 | matmuls without tensor cores: recordings on V100, T4, A100 and H100; the others on few |
 | `TF32_SHARE` | 0.85 | a calibration and steps on an H100 |
+| `LASTING_SHARE` | 0.92 from Hopper on | five steps of llama-3.1-8b on an H100, repeated for half a minute each: results/beyond_gpu-h100-80gb-hbm3.json |
 | `MEMORY_SHARE` | by generation | element-wise ops on V100, T4, A100, L4, H100; GeForce cards assumed as their generation's |
 """  # noqa: E501 - a table's row is one line
 
@@ -24,6 +25,9 @@ TF32_SHARE = 0.85
 """Speed of products of tf32 beside what those of 16 bits are of their peak, on an H100."""
 LESS_POWER = 1.1
 """Factor by which a card's power carries further without tensor cores."""
+LASTING_SHARE = {(7, 0): 1.0, (9, 0): 0.92, (12, 0): 1.0}
+"""Speed of tensor cores in steps one after another, beside that in the short runs that recordings and calibrations are:
+power holds their clock down. Of GeForce cards nothing is known."""
 MEMORY_SHARE = {
     (7, 0): 0.91, (7, 5): 0.74, (8, 0): 0.87, (8, 6): 0.83, (8, 9): 0.78, (9, 0): 0.9, (12, 0): 0.83,
 }  # fmt: skip
@@ -54,6 +58,11 @@ def cycles_a_second(device: Device) -> float:
 def memory_share(device: Device) -> float:
     """Share of the bandwidth that contiguous element-wise ops reach."""
     return of_generation(MEMORY_SHARE, device)
+
+
+def lasting_share(device: Device) -> float:
+    """Share of the speed of tensor cores in a short run that steps one after another have."""
+    return of_generation(LASTING_SHARE, device) if device.kind == "cuda" else 1.0
 
 
 def of_generation(table: Mapping[tuple[int, int], T], device: Device) -> T:

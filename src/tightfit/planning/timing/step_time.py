@@ -30,7 +30,7 @@ from tightfit.model_facts import ModelFacts
 from tightfit.planning.timing.communication import Communication, communication_of
 from tightfit.planning.timing.copies import Copies, copies_of
 from tightfit.planning.timing.link import contended, copy_rate
-from tightfit.planning.timing.op_times import op_seconds
+from tightfit.planning.timing.op_times import lasting_seconds
 from tightfit.planning.timing.streams import Elapsed, Piece, Segment, lanes, simulate
 from tightfit.planning.timing.uncertainty import Work, host_error, work_of
 from tightfit.recipe import Recipe
@@ -160,7 +160,7 @@ def _segments(
         issues = host["compiled" if calls or op.name.startswith(FUSED_PREFIX) else phase.value]
         issues += host["launch"] * max(op.kernels - 1, 0) + CALL_SECONDS * op.calls
         stream = Stream.HOST if device.kind == "cpu" else op.stream
-        return Piece(issues, op_seconds(op, device, calibration, tf32=recipe.tf32), phase, waits, stream)
+        return Piece(issues, lasting_seconds(op, device, calibration, tf32=recipe.tf32), phase, waits, stream)
 
     known: dict[tuple[object, ...], tuple[Piece, Work]] = {}
     segments: list[Segment] = [([_data_piece(recipe, device, calibration)], 1)]

@@ -21,8 +21,7 @@ from enum import StrEnum
 
 from tightfit.devices import Device
 from tightfit.planning.timing.attention import attention_length
-from tightfit.planning.timing.op_times import FUSED
-from tightfit.planning.timing.rates import on_tensor_cores
+from tightfit.planning.timing.op_times import FUSED, computes_on_tensor_cores
 from tightfit.trace import COPIES, Op, Stream
 
 
@@ -67,7 +66,7 @@ def work_of(op: Op, device: Device, tf32: bool) -> Work:
         return Work.MEMORY
     if attention_length(op):
         return Work.ATTENTION
-    return Work.TENSOR_CORES if on_tensor_cores(op.dtype, device, tf32 or "convolution" in op.name) else Work.PLAIN
+    return Work.TENSOR_CORES if computes_on_tensor_cores(op, device, tf32) else Work.PLAIN
 
 
 def host_error(measured: bool) -> float:
