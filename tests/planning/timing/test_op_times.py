@@ -12,8 +12,8 @@ from tightfit.devices import Device, find_device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
 from tightfit.planning.timing.contractions import Matmul, matmul_of
-from tightfit.planning.timing.op_times import KERNEL_START, op_seconds
-from tightfit.planning.timing.rates import MEMORY_SHARE
+from tightfit.planning.timing.op_times import KERNEL_START, lasting_seconds, op_seconds
+from tightfit.planning.timing.rates import LASTING_SHARE, MEMORY_SHARE
 from tightfit.trace import OpClass
 
 A100, V100, H100, L4 = map(find_device, ("a100-80gb-sxm", "v100-16gb-sxm", "h100-sxm", "l4"))
@@ -241,3 +241,11 @@ def test_a_cards_measured_memory_scales_what_its_figures_say():
     for op in (add(size), add(size, layout="strided", shapes=((1 << 28,),))):
         start = op_seconds(replace(op, bytes_read=0, shapes=()), GPU)
         assert op_seconds(op, GPU, measured) - start == pytest.approx(2 * (op_seconds(op, GPU) - start))
+
+
+def test_tensor_cores_are_slower_in_steps_one_after_another_from_hopper_on():
+    product, plain = mm(4096, 4096, 4096), add(10**9)
+    share = LASTING_SHARE[9, 0]
+    assert lasting_seconds(product, H100) == pytest.approx(op_seconds(product, H100) / share)
+    for op, device in ((product, A100), (plain, H100), (mm(4096, 4096, 4096, "float32"), H100)):
+        assert lasting_seconds(op, device) == op_seconds(op, device)
