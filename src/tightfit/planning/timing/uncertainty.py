@@ -5,7 +5,7 @@ error of its prediction in nine runs of ten; `benchmarks/published.py` holds tha
 
 | constant | figure | where it comes from |
 |---|---|---|
-| `CARD_ERROR` | 9, 24, 16 % | what published runs are off by beyond their kinds of work's errors, nine of ten: intervals in results/published.json |
+| `CARD_ERROR` | 9, 24, 10 % | what published runs are off by beyond their kinds of work's errors, nine of ten: intervals in results/published.json |
 | `WORK_ERROR` | 17, 5, 8, 32 % | what a card's recordings of such work are off by in all, nine cards and formats of ten, cards measured: work in results/ops_vs_gpu.json |
 | `HOST_ERROR` | 80 % | what a host takes to issue ops, where a step is bound by that, nine of ten steps of an H100: results/plan_vs_gpu-h100-80gb-hbm3.json |
 | `CALIBRATED_ERROR` | 11 % | products of a card whose share is fitted on half of its own recordings, at the median: products left out, there |
@@ -38,7 +38,7 @@ class Work(StrEnum):
     COMMUNICATION = "waiting for other processes"
 
 
-CARD_ERROR = {"measured": 0.09, "few": 0.24, "assumed": 0.16}
+CARD_ERROR = {"measured": 0.09, "few": 0.24, "assumed": 0.1}
 """By `Device.evidence`."""
 UNRECORDED = 0.32
 """Relative error of work that was never recorded: as large as the worst recorded one."""
