@@ -101,7 +101,9 @@ def speed_error(
     work: Mapping[Work, float], device: Device, calibrated: bool, slower_host: float = 0.0
 ) -> float | None:
     """Share that a predicted speed is off by at most in nine cases of ten, None as of `seconds_error`."""
-    total, error = sum(work.values()), seconds_error(work, device, calibrated, slower_host)
+    total = sum(work.values())
+    slowed = slower_host * total / (total + slower_host) if slower_host else 0.0  # of a speed, not of a time
+    error = seconds_error(work, device, calibrated, slowed)
     return error / total if error is not None and total > 0 else None
 
 

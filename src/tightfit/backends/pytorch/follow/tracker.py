@@ -7,7 +7,7 @@ kernels are asked for, forward and backward, and changes nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensor
 
 from tightfit.backends.pytorch.follow.dispatch_mode import DispatchMode
 from tightfit.backends.pytorch.follow.gradient_sums import SUMS, counts_of_a_gradient, without_a_mode
-from tightfit.backends.pytorch.follow.memory import plain_parts, tensors_in
+from tightfit.backends.pytorch.follow.memory import Arguments, plain_parts, tensors_in
 from tightfit.backends.pytorch.follow.op_costs import cost
 from tightfit.backends.pytorch.follow.op_streams import OpStreams
 from tightfit.backends.pytorch.replaced import replaced
@@ -62,7 +62,7 @@ class Tracker(OpStreams, DispatchMode):
         self._hooks: list[Any] = []
         self._names: dict[nn.Module, str] = {}
         self._wrapped: list[tuple[nn.Module, Any]] = []
-        self._region = ""
+        self._region: tuple[str, Arguments] = ("", ())
         self._failure: tuple[int, str, str] | None = None
 
     @property
@@ -160,9 +160,9 @@ class Tracker(OpStreams, DispatchMode):
         """Count nothing meanwhile: work of another device, such as the host's."""
         return replaced(self, "_paused", True)
 
-    def region(self, name: str) -> AbstractContextManager[None]:
+    def region(self, name: str, args: Sequence[object] = ()) -> AbstractContextManager[None]:
         self._calls += 1
-        return replaced(self, "_region", name)
+        return replaced(self, "_region", (name, self.memory.arguments(args)))
 
     def launch(self, op: Op, scratch: int) -> None:
         """A region's kernel runs now. scratch: bytes that it takes meanwhile."""
@@ -171,8 +171,10 @@ class Tracker(OpStreams, DispatchMode):
         if phase is Phase.BACKWARD:
             self.backwards.append(op.tick)
         if scratch:
-            self.memory.transient(scratch, self._region, module, phase, self.memory.next())
+            self.memory.transient(scratch, self._region[0], module, phase, self.memory.next())
         self._add(op)
+        if phase in OUTSIDE_MODULES:
+            self.memory.owned_by(op, self._region[1])
 
     def place_of(self, error: BaseException) -> tuple[str, str] | None:
         """The module and the op that raised it; no op where the module's own code did, None where neither."""
@@ -218,9 +220,9 @@ class Tracker(OpStreams, DispatchMode):
         start = self.memory.next()
         if phase is Phase.BACKWARD:
             self.backwards.append(start)
-        name, memory = self._region or str(func), self.memory
+        name, memory = self._region[0] or str(func), self.memory
         outside = phase in OUTSIDE_MODULES
-        worked_on = memory.arguments(args) if outside else ()
+        worked_on = (self._region[1] or memory.arguments(args)) if outside else ()
         by_tensor = isinstance(result, list | tuple) and args and isinstance(args[0], list | tuple)
         sources = args[0] if by_tensor else ()  # an op over a list of tensors, whose results are each one's
         results = list(tensors_in(result))

@@ -76,7 +76,7 @@ class Calls(list[Seen]):
         super().__init__()
         self.peaks: list[int] = []
 
-    def begin(self, call: CompiledCall) -> AbstractContextManager[None]:
+    def begin(self, call: CompiledCall, args: object) -> AbstractContextManager[None]:
         self.append(Seen(call.direction, call.sure))
         self.peaks.append(0)
         return nullcontext()

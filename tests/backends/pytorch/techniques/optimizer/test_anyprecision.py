@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.techniques.optimizer import anyprecision
 from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
-from tightfit.backends.pytorch.techniques.optimizer.compiled_update import Update, update
+from tightfit.backends.pytorch.techniques.optimizer.compiled_update import Update, scalars, update
 from tightfit.errors import ModelError
 
 FP32_STATES = {"momentum_dtype": torch.float32, "variance_dtype": torch.float32}
@@ -185,8 +185,9 @@ def moved(
 @pytest.mark.parametrize("states", [{}, FP32_STATES], ids=["bf16 states", "fp32 states"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_one_function_updates_a_parameter_as_lists_of_them_are(
-    dtype: torch.dtype, states: dict[str, torch.dtype], rounding: str
+    dtype: torch.dtype, states: dict[str, torch.dtype], rounding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(anyprecision, "COMPILED_VALUES", 8)
     by_lists, alone = (moved(how, dtype, states, rounding) for how in (None, update))
     assert by_lists.keys() == alone.keys()
     for name, value in by_lists.items():
@@ -195,8 +196,9 @@ def test_one_function_updates_a_parameter_as_lists_of_them_are(
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="Inductor generates C++ for the CPU, and there is no compiler")
-def test_compiled_it_rounds_as_it_does_op_by_op() -> None:
+def test_compiled_it_rounds_as_it_does_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that takes a cast to bf16 and back for none leaves nothing for Kahan's compensation to carry."""
+    monkeypatch.setattr(anyprecision, "COMPILED_VALUES", 1)
     compiled = torch.compile(update, fullgraph=True, dynamic=False)
     whole, alone = (moved(how, torch.bfloat16, {}, "kahan") for how in (compiled, update))
     for name, value in alone.items():
@@ -207,3 +209,14 @@ def test_compiled_it_rounds_as_it_does_op_by_op() -> None:
     for n in range(2):
         torch.testing.assert_close(drawn[f"{n}"], alone[f"{n}"], rtol=0.05, atol=0)
         assert not torch.equal(drawn[f"{n}"], alone[f"{n}"])
+
+
+def test_what_is_no_number_stays_none() -> None:
+    """A GPU's has every bit but the sign set, so that an offset added to them would make a zero of it."""
+    bits = torch.tensor([0x7FFFFFFF, 0x7F800000], dtype=torch.int32)
+    broken = bits.view(torch.float32)
+    weight, state = torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)
+    update(weight, broken, state, state.clone(), None, *scalars(1, 1e-3, (0.9, 0.999), 0.0), betas=(0.9, 0.999),
+           eps=1e-8, rounding="nearest")
+    assert weight[0].isnan()
+    assert state[0].isnan()

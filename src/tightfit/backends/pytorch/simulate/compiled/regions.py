@@ -52,8 +52,8 @@ class CompiledCall:
 class Reporter(Protocol):
     """Where calls of compiled graphs are reported to, between the allocations and releases that they make."""
 
-    def begin(self, call: CompiledCall) -> AbstractContextManager[None]:
-        """The context in which a compiled graph runs."""
+    def begin(self, call: CompiledCall, args: Sequence[Any]) -> AbstractContextManager[None]:
+        """The context in which a compiled graph runs on its arguments."""
 
     def launch(self, kernel: Kernel) -> None:
         """A kernel runs now."""
@@ -119,7 +119,7 @@ class Planned:
         sure = f"its ops one by one, with none fused: Inductor's schedule could not be read ({reason})"
 
         def call(args: list[Any]) -> Any:
-            with self.reporter.begin(CompiledCall(direction=direction, sure=sure)):
+            with self.reporter.begin(CompiledCall(direction=direction, sure=sure), args):
                 pass  # its ops are seen themselves
             values = list(args)
             args.clear()
@@ -172,10 +172,11 @@ class Graph:
         sources = {output.index: args[output.index] for output in schedule.outputs if output.kind == "input"}
         mode = next((value.fake_mode for value in args if isinstance(value, torch._subclasses.FakeTensor)), None)
         read = _by_last_use(args, schedule.last_uses)
+        running = reporter.begin(
+            CompiledCall(direction=self.direction, sure=schedule.sure + self.backend.caveats), args)
         args.clear()
-        call = CompiledCall(direction=self.direction, sure=schedule.sure + self.backend.caveats)
         alive: dict[int, Tensor] = {}
-        with reporter.begin(call), mode or nullcontext(), torch.no_grad():
+        with running, mode or nullcontext(), torch.no_grad():
             read.pop(-1, None)
             for number, step in enumerate(schedule.by_step):
                 alive.update((index, schedule.storages[index].allocate()) for index in step.born)
@@ -224,12 +225,12 @@ class Regions:
         self._tracker = tracker
         return lambda name, mode: self._backend(backend=name, mode=mode)
 
-    def begin(self, call: CompiledCall) -> AbstractContextManager[None]:
+    def begin(self, call: CompiledCall, args: Sequence[Any]) -> AbstractContextManager[None]:
         assert self._tracker is not None
         note = f"compile: {call.sure}"
         if note not in self.notes:
             self.notes.append(note)
-        return self._tracker.region(call.name)
+        return self._tracker.region(call.name, args)
 
     def launch(self, kernel: Kernel) -> None:
         assert self._tracker is not None

@@ -46,8 +46,9 @@ class TransferWatch:
         """Context of work on a module's tensors outside of its calls, of a phase or of the one at hand."""
         return nullcontext()
 
-    def region(self, name: str) -> AbstractContextManager[None]:
-        """Context of a region that runs as one, such as a compiled graph: what is done in it bears its name."""
+    def region(self, name: str, args: Sequence[object] = ()) -> AbstractContextManager[None]:
+        """Context of a region that runs as one, such as a compiled graph on its arguments: what is done in it bears its
+        name."""
         return nullcontext()
 
     def copying(self, name: str, stream: Stream, after: Sequence[int]) -> AbstractContextManager[None]:

@@ -34,6 +34,7 @@ from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.sharding import local_shard
 from tightfit.backends.pytorch.techniques.optimizer.compiled_update import (
+    COMPILED_VALUES,
     FRACTIONS,
     STRIDE,
     Update,
@@ -67,6 +68,8 @@ class AnyPrecisionAdamW(Optimizer):
     fp64, mixed. Raises ModelError for another dtype.
     """
 
+    _compiled: Update | None = None  # of one that was copied or read back
+
     def __init__(
         self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.01, *, momentum_dtype: torch.dtype = torch.bfloat16,
@@ -93,10 +96,10 @@ class AnyPrecisionAdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            learned = (self._piece(p, group["rounding"]) for p in group["params"] if p.grad is not None)
+            learned = [self._piece(p, group["rounding"]) for p in group["params"] if p.grad is not None]
             if self._compiled is not None:
-                _update_compiled(self._compiled, learned, group)
-                continue
+                _update_compiled(self._compiled, filter(_pays, learned), group)
+                learned = [piece for piece in learned if not _pays(piece)]
             by_dtype: dict[torch.dtype, list[_Piece]] = defaultdict(list)
             for piece in learned:
                 by_dtype[piece.weight.dtype].extend(_parts(piece))
@@ -118,6 +121,11 @@ class AnyPrecisionAdamW(Optimizer):
         if "compensation" in state:
             whole.append(state["compensation"])
         return _Piece(state["step"], *map(local_shard, whole))  # of weights of which other processes have parts
+
+
+def _pays(piece: _Piece) -> bool:
+    """Whether a compiled kernel of its own pays for a parameter. Its scalars are fp32."""
+    return piece.weight.numel() >= COMPILED_VALUES and piece.weight.dtype is not torch.float64
 
 
 def _update_compiled(update: Update, pieces: Iterable[_Piece], group: dict[str, Any]) -> None:

@@ -20,6 +20,8 @@ from tightfit.techniques.precision import Rounding
 
 FRACTIONS = 1 << 16
 """Values of fp32 from one bf16 number to the next."""
+COMPILED_VALUES = 1 << 20
+"""Values of a parameter from which on a kernel of its own pays: fewer are updated as lists of tensors."""
 STRIDE = 40503
 """The golden ratio's share of `FRACTIONS`, odd: its multiples visit every fraction once, evenly at all times."""
 
@@ -27,9 +29,10 @@ Update = Callable[..., None]
 
 
 def compiled_update(build: Build) -> Update | None:
-    """`update` compiled, of a recipe that compiles by Inductor; None of the others."""
+    """`update` compiled, of a recipe that compiles by Inductor; None of the others, and of several processes, whose
+    parts of a weight may lie on the processor."""
     compiles = build.recipe.compile
-    if compiles == "auto" or getattr(compiles, "backend", None) != "inductor":
+    if getattr(compiles, "backend", None) != "inductor" or build.recipe.parallel.process_count > 1:
         return None
     backend: Any = "inductor" if build.compile_backend is None else build.compile_backend("inductor", "default")
     return torch.compile(update, fullgraph=True, dynamic=False, backend=backend)
@@ -92,4 +95,5 @@ def _nearest(value: Tensor) -> Tensor:
 
 def _cut(value: Tensor, more: Tensor) -> Tensor:
     """fp32 values with something added to their bits, and without those that bf16 ones lack."""
-    return ((value.float().view(torch.int32) + more) & -FRACTIONS).view(torch.float32)
+    cut = ((value.float().view(torch.int32) + more) & -FRACTIONS).view(torch.float32)
+    return torch.where(value.isnan(), value, cut)  # a GPU's has all its bits set, and would become a zero
