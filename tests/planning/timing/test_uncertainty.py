@@ -18,6 +18,7 @@ from tightfit.planning.timing.uncertainty import (
     intervals,
     seconds_error,
     speed_error,
+    work_error,
     work_of,
 )
 from tightfit.trace import Stream
@@ -40,6 +41,13 @@ def test_squares_of_independent_errors_add_up():
     error = math.hypot(CARD_ERROR["measured"], 0.8 * WORK_ERROR[Work.TENSOR_CORES], 0.2 * WORK_ERROR[Work.MEMORY])
     assert speed_error(STEP, MEASURED, False) == pytest.approx(error)
     assert seconds_error({kind: 7 * s for kind, s in STEP.items()}, MEASURED, False) == pytest.approx(7 * error)
+
+
+def test_work_errors_are_weighed_by_seconds():
+    alone = work_error({Work.MEMORY: 2.0}, False, 0.0) / 2
+    assert alone == WORK_ERROR[Work.MEMORY]
+    assert work_error({Work.MEMORY: 1.0, Work.TENSOR_CORES: 1.0}, False, 0.0) / 2 < alone
+    assert work_error({}, False, 0.0) == 0
 
 
 def test_a_host_that_may_be_slower_adds_its_seconds():

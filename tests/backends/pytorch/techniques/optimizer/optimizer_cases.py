@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from typing import cast
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,6 +22,8 @@ from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS
 from tightfit.techniques.optimizer import Optimizer as Declared
 from tightfit.techniques.precision import Bf16Pure, Fp32, Precision
+
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on the CPU")
 
 CPU = Device(kind="cpu", name="cpu", memory_bytes=1 << 30)
 RATES = {"adafactor": 0.05, "sgd": 0.03, "lion": 1e-3}

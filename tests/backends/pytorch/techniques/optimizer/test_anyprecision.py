@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tests.backends.pytorch.techniques.optimizer.optimizer_cases import NEEDS_COMPILER
 from tightfit.backends.pytorch.techniques.optimizer import anyprecision
 from tightfit.backends.pytorch.techniques.optimizer.anyprecision import AnyPrecisionAdamW
 from tightfit.backends.pytorch.techniques.optimizer.compiled_update import Update, scalars, update
@@ -195,7 +195,7 @@ def test_one_function_updates_a_parameter_as_lists_of_them_are(
         torch.testing.assert_close(alone[name], value, rtol=most, atol=1e-2 if "compensation" in name else 1e-6)
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="Inductor generates C++ for the CPU, and there is no compiler")
+@NEEDS_COMPILER
 def test_compiled_it_rounds_as_it_does_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that takes a cast to bf16 and back for none leaves nothing for Kahan's compensation to carry."""
     monkeypatch.setattr(anyprecision, "COMPILED_VALUES", 1)

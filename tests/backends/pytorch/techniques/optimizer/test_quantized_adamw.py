@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from tests.backends.pytorch.techniques.optimizer.optimizer_cases import NEEDS_COMPILER
 from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.planning.defaults import resolve
@@ -29,7 +29,7 @@ def peak_bytes(profiler: profile) -> int:
 
 
 @pytest.mark.cold
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on the CPU")
+@NEEDS_COMPILER
 @pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit"])
 def test_the_declared_update_asks_for_what_the_compiled_one_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tightfit.backends.pytorch.techniques.optimizer import quantized_adamw

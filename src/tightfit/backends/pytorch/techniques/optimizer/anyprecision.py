@@ -48,6 +48,7 @@ CHUNK = 1 << 24
 """Values updated at once: bounds the temporaries at about 256 MiB, whatever the model. Fewer would leave a GPU waiting
 for launches."""
 
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """One parameter and its states, or some rows of them; `compensation` is None unless Kahan's."""

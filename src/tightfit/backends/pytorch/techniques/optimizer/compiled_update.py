@@ -39,15 +39,15 @@ def compiled_update(build: Build) -> Update | None:
 
 
 def any_number_of_shapes() -> AbstractContextManager[None]:
-    """Context in which a function is compiled for every shape that it meets: a model's parameters have few."""
+    """Context without Dynamo's recompile limit: a function is compiled once for each shape of parameter."""
     from torch._dynamo.utils import disable_cache_limit  # takes seconds
 
     return disable_cache_limit()
 
 
 def scalars(step: int, lr: float, betas: tuple[float, float], weight_decay: float) -> tuple[Tensor, ...]:
-    """What changes from step to step, as tensors, for whose values nothing is compiled anew: `rate`, `root`, `decay`
-    and `offset` of `update`."""
+    """The hyperparameters of one step as 0-dim tensors, whose new values cause no recompilation: `rate`, `root`,
+    `decay` and `offset` of `update`."""
     beta1, beta2 = betas
     numbers = (-lr / (1 - beta1**step), math.sqrt(1 - beta2**step), lr * weight_decay)
     return *(torch.tensor(number) for number in numbers), torch.tensor(step * STRIDE % FRACTIONS, dtype=torch.int32)
