@@ -49,7 +49,7 @@ from tightfit.errors import TightfitError
 from tightfit.planning.estimate import Tools, predict_memory, stage, steps_alone
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.timing.step_time import StepTime
-from tightfit.planning.timing.uncertainty import work_error
+from tightfit.planning.timing.uncertainty import speed_lost, work_error
 from tightfit.trace import Trace
 
 RUNS = record.RESULTS / "published_runs.jsonl"
@@ -87,7 +87,8 @@ def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools)
     speed, backward = samples_per_second(row), backward_samples_per_second(row)
     if speed is not None and found.timed != "nothing":
         timed = time_of(found, trace, tools)
-        unsure = work_error(timed.work, False, timed.slower_host) / sum(timed.work.values())
+        total = sum(timed.work.values())
+        unsure = work_error(timed.work, False, speed_lost(total, timed.slower_host) * total) / total
         result["speed"] = {**_pair(speed, speed_of(found, timed)), "work_error": round(unsure, 4)}
         if backward is not None:
             result["backward"] = _pair(backward, found.recipe.batch_size / timed.backward)

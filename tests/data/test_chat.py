@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from tokenizers import processors
 from transformers import AutoTokenizer
 
@@ -123,9 +124,9 @@ def test_a_completion_is_learned_and_its_prompt_is_not(tmp_path, tokenizer, pack
 
 def test_an_instruction_and_its_input_are_asked_and_its_output_is_learned(tmp_path, tokenizer):
     rows = [{"instruction": "who are you", "input": "", "output": "a fox"},
-            {"instruction": "name it", "input": "the dog", "output": "tea"}]
+            {"instruction": "name it", "input": "the dog", "output": "tea"}, {"instruction": "so", "output": "fox"}]
     found, _ = prepared(tmp_path, tokenizer, rows)
-    assert learned_texts(found, tokenizer) == ["a fox<|im_end|>", "tea<|im_end|>"]
+    assert learned_texts(found, tokenizer) == ["a fox<|im_end|>", "tea<|im_end|>", "fox<|im_end|>"]
     shown = AutoTokenizer.from_pretrained(tokenizer).decode(found.train.stream.tokens)
     assert "user\nwho are you<|im_end|>" in shown
     assert "user\nname it\n\nthe dog<|im_end|>" in shown
@@ -189,7 +190,10 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
     (CHATS, CHATML.replace("| trim", "| upper"), "changes what the assistant says in .*row 1, .*generation"),
     ([say("only a question")], CHATML, "no assistant's turn"),
     ([ASKED, {**ASKED, "input": 5}], CHATML, r"the content of message 1 of .*row 2 is \['why', 5\], not text"),
-    ([ASKED, {"instruction": "why", "output": "so"}], CHATML, "line 2 has no field 'input'.*; write it in every row"),
+    ([ASKED, {"instruction": "why"}], CHATML, "line 2 has no field 'output'.*; write it in every row"),
+    ([{**CHATS[0], "tools": "weather"}], CHATML, "tools: .*row 1 holds text that is no JSON list"),
+    ([{**CHATS[0], "tools": ["weather"]}], CHATML, "tools: .*row 1 holds .'weather'., and no list of JSON schemas"),
+    ([{**CHATS[0], "tools": [{"name": "sun"}]}], CHATML, "row 1 has tools, which the chat template does not write"),
     ([{"q": "why", "a": "so"}], CHATML, "it has q, a; write data.text=.*data.messages=.*data.completion="),
 ])  # fmt: skip
 def test_what_cannot_be_learned_is_named(tmp_path, tokenizer, rows, template, words):
@@ -197,17 +201,61 @@ def test_what_cannot_be_learned_is_named(tmp_path, tokenizer, rows, template, wo
         prepared(tmp_path, tokenizer, rows, template)
 
 
-def test_what_an_assistant_says_beside_its_content_is_marked_or_refused(tmp_path, tokenizer):
-    turns = say("tea?", "tea")["messages"]
-    rows = [{"messages": [turns[0], {**turns[1], "reasoning": "the fox", "weight": 1}]}]
+def test_what_an_assistant_says_beside_its_content_is_learned_or_refused(tmp_path, tokenizer):
+    turns = say("tea?", "tea", "why", "so")["messages"]
+    rows = [{"messages": [turns[0], {**turns[1], "reasoning": "the fox", "weight": 1}, *turns[2:]]}]
     found, _ = prepared(tmp_path, tokenizer, rows, packing=False)  # which the template does not write
-    assert learned_texts(found, tokenizer) == ["tea<|im_end|>"]
+    assert learned_texts(found, tokenizer) == ["tea<|im_end|>", "so<|im_end|>"]
     thinking = [each.replace("{{ message['content']", "{{ message['reasoning'] }}{{ message['content']")
                 for each in (CHATML, MARKED)]
+    for template in thinking:
+        found, _ = prepared(tmp_path, tokenizer, rows, template, packing=False)
+        assert learned_texts(found, tokenizer) == ["the foxtea<|im_end|>", "so<|im_end|>"]
+    in_the_last = thinking[0].replace("{{ message['reasoning']", "{{ message['reasoning'] if loop.last")
     with pytest.raises(DataError, match=r"more of an assistant's message in .*row 1 than its content.*generation"):
-        prepared(tmp_path, tokenizer, rows, thinking[0])
-    found, _ = prepared(tmp_path, tokenizer, rows, thinking[1], packing=False)
-    assert learned_texts(found, tokenizer) == ["the foxtea<|im_end|>"]
+        prepared(tmp_path, tokenizer, [{"messages": rows[0]["messages"][:2] * 2}], in_the_last)
+
+
+CALLING = """{% if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message['role'] }}
+{{ message['content'] }}{% for call in message.tool_calls or [] %}
+call {{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+TOOL = {"type": "function", "function": {"name": "serve", "parameters": {"properties": {"what": {"type": "string"}}}}}
+CALL = {"role": "assistant", "content": None,
+        "tool_calls": [{"type": "function", "function": {"name": "serve", "arguments": {"what": "tea"}}}]}
+CALLED = [{"role": "user", "content": "tea?"}, CALL, {"role": "tool", "content": "served"},
+          {"role": "assistant", "content": "a fox serves tea"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "dataset"])
+def test_calls_of_functions_are_learned_and_the_functions_shown(tmp_path, tokenizer, kind):
+    rows = [{"messages": CALLED, "tools": [TOOL]}, {"messages": CALLED, "tools": json.dumps([TOOL])}]
+    if kind == "jsonl":
+        rows.append({"messages": CALLED})
+    else:
+        other = {"type": "function", "function": {"name": "ask", "parameters": {"properties": {"whom": {"type": "x"}}}}}
+        rows = [rows[0], {"messages": CALLED, "tools": [other]}, {"messages": CALLED, "tools": None}]
+        table = Dataset.from_list(rows)  # which gives each function the names of all
+        table.save_to_disk(tmp_path / "saved") if kind == "dataset" else table.to_parquet(tmp_path / "chat.parquet")
+    place = {"jsonl": "chat.jsonl", "parquet": "chat.parquet", "dataset": "saved"}[kind]
+    found, _ = prepared(tmp_path, tokenizer, rows, CALLING, source=str(tmp_path / place))
+    said = ['call serve({"what": "tea"})<|im_end|>', "a fox serves tea<|im_end|>"]
+    assert learned_texts(found, tokenizer) == said * 3
+    shown = AutoTokenizer.from_pretrained(tokenizer).decode(found.train.stream.tokens)
+    assert shown.count(json.dumps([TOOL])) == (2 if kind == "jsonl" else 1)
+    assert shown.count("<|im_start|>system") == 2
+
+
+def test_sharegpts_conversations_are_messages(tmp_path, tokenizer):
+    rows = [{"conversations": [{"from": "system", "value": "the dog"}, {"from": "human", "value": "tea?"},
+                               {"from": "gpt", "value": "a fox"}]}]
+    found, _ = prepared(tmp_path, tokenizer, rows)
+    assert learned_texts(found, tokenizer) == ["a fox<|im_end|>"]
+    shown = AutoTokenizer.from_pretrained(tokenizer).decode(found.train.stream.tokens)
+    assert "<|im_start|>system\nthe dog<|im_end|>\n<|im_start|>user\ntea?<|im_end|>" in shown
 
 
 @pytest.mark.parametrize("turns", ["hello", '{"role": 3}', None, 7, [None, {"content": 3}]])

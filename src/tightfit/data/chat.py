@@ -2,7 +2,8 @@
 
 A conversation is rendered by the tokenizer's chat template. Where that marks what the assistant says (its `generation`
 blocks) the marks are taken; else a second rendering, with a placeholder for each of the assistant's turns, shows where
-they lie: so the template's own text between turns is not learned, but for what ends a turn of the assistant's.
+they lie: so the template's own text between turns is not learned, but for what ends a turn of the assistant's. A turn
+that holds more than its content, such as calls of functions, is what the rendering up to it adds to the one before.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tightfit.data.readers import LEARNED, MESSAGES, TEXT, Row, Wanted
+from tightfit.data.readers import LEARNED, MESSAGES, TEXT, TOOLS, Row, Wanted
 from tightfit.data.tokenizer_choice import read_chat_template
 from tightfit.data.tokenizing import Tokenizer, load_tokenizer
 from tightfit.errors import DataError, one_line, shown
@@ -32,13 +33,26 @@ MARKS = re.compile(r"\{%-?\s*generation\b")
 HOLDERS = re.compile("\ue000\\d+\ue001")
 """Placeholders of turns, in characters that no text has a meaning for."""
 
+SHAREGPT_ROLES = {"human": "user", "gpt": ASSISTANT}
+"""Roles by ShareGPT's names for them; others are as they are."""
+
 Span = tuple[int, int]
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, and the functions that the assistant may call, as JSON schemas. origin: the row, for messages."""
+
+    messages: list[Message]
+    tools: list[Any] | None
+    origin: str
 
 
 def texts_of(row: Row) -> Iterator[str]:
     """The texts in a row's messages, whatever else they hold: what is wrong with them is said where they are read."""
     with suppress(DataError):
-        yield from (message["content"] for message in _messages(row, "a row"))
+        yield from (message["content"] for message in _conversation(row, "a row").messages)
 
 
 def with_template(tokenizer: Tokenizer, data: Data, name: str) -> Tokenizer:
@@ -80,45 +94,79 @@ def _completions(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[tuple[li
 def _conversations(
     rows: Sequence[Row], tokenizer: Tokenizer, origins: Sequence[str]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    from transformers.utils.chat_template_utils import render_jinja_template  # as slow as a tokenizer's own library
-
-    listed = [_messages(row, origin) for row, origin in zip(rows, origins, strict=True)]
-    backend, template = tokenizer.backend, tokenizer.backend.get_chat_template()
-    marked = MARKS.search(template) is not None
-
-    def written(messages: list[dict[str, Any]], origin: str) -> tuple[str, list[Span]]:
-        """The text of messages, and where its marks lie."""
-        try:
-            (text,), spans = render_jinja_template(
-                [messages], chat_template=template, return_assistant_tokens_mask=marked, **backend.special_tokens_map)
-        except Exception as error:  # of Jinja, and of the template's own
-            raise DataError(f"data.messages: the chat template refuses {origin}: {one_line(error)}; change that row, "
-                            "or write data.chat_template=<another>") from None
-        return text, spans[0] if marked else []
-
+    template = _Template(tokenizer.backend)
     texts, spans = [], []
-    for messages, origin in zip(listed, origins, strict=True):
-        text, inside = written(messages, origin)
-        if not marked:
-            bare = [{"role": ASSISTANT, "content": m["content"]} if m["role"] == ASSISTANT else m for m in messages]
-            if bare != messages and written(bare, origin)[0] != text:
-                raise DataError(f"data.messages: the chat template writes more of an assistant's message in {origin} "
-                                "than its content, such as calls of tools or reasoning, which would not be learned; "
-                                "write data.chat_template=<one with {% generation %} around it>, or all of it as "
-                                "content")
-            held, last = _held(messages)
-            between = HOLDERS.split(written(held, origin)[0])
-            whole = last in (0, len(held))
-            ending = _ending(between if whole else HOLDERS.split(written(held[:last], origin)[0]))
-            said = [message["content"] for message in messages if message["role"] == ASSISTANT]
-            inside = _turns(text, between, said, ending, origin)
+    for row, origin in zip(rows, origins, strict=True):
+        text, inside = template.learned(_conversation(row, origin))
         texts.append(text)
         spans.append(inside)
     for (ids, offsets), inside in zip(tokenizer.located(texts, False), spans, strict=True):
         yield ids, _inside(offsets, inside)
 
 
-def _held(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+class _Template:
+    """A tokenizer's chat template. marked: whether it marks what the assistant says."""
+
+    def __init__(self, backend: Any) -> None:
+        self._source = backend.get_chat_template()
+        self._special_tokens = backend.special_tokens_map
+        self._marked = MARKS.search(self._source) is not None
+
+    def learned(self, conversation: Conversation) -> tuple[str, list[Span]]:
+        """A conversation's text, and where the assistant's turns lie in it. Raises DataError where that cannot be
+        told."""
+        if conversation.tools and TOOLS not in self._source:
+            raise DataError(f"data: {conversation.origin} has {TOOLS}, which the chat template does not write; write "
+                            "data.chat_template=<one that does>, or leave the field out of the data")
+        messages, origin = conversation.messages, conversation.origin
+        text, spans = self._written(conversation)
+        if self._marked:
+            return text, spans
+        bare = [{"role": ASSISTANT, "content": m["content"]} if m["role"] == ASSISTANT else m for m in messages]
+        if bare != messages and self._written(conversation, bare)[0] != text:
+            return text, self._added(conversation, text)
+        held, last = _held(messages)
+        between = HOLDERS.split(self._written(conversation, held)[0])
+        whole = last in (0, len(held))
+        ending = _ending(between if whole else HOLDERS.split(self._written(conversation, held[:last])[0]))
+        said = [message["content"] for message in messages if message["role"] == ASSISTANT]
+        return text, _turns(text, between, said, ending, origin)
+
+    def _added(self, conversation: Conversation, text: str) -> list[Span]:
+        """Spans of what each of the assistant's turns adds to the conversation up to it."""
+        spans: list[Span] = []
+        for place, message in enumerate(conversation.messages):
+            if message["role"] == ASSISTANT:
+                before, _ = self._written(conversation, conversation.messages[:place], prompt=True)
+                until = self._written(conversation, conversation.messages[: place + 1])[0].rstrip()
+                if not (text.startswith(until) and until.startswith(before)):
+                    raise DataError(f"data.messages: the chat template writes more of an assistant's message in "
+                                    f"{conversation.origin} than its content, such as calls of tools or reasoning, and "
+                                    "not all of it in every turn, so that it cannot be told from the rest; write "
+                                    "data.chat_template=<one with {% generation %} around it>, or all of it as content")
+                spans.append((len(before), len(until)))
+        return spans
+
+    def _written(
+        self, conversation: Conversation, messages: list[Message] | None = None, *, prompt: bool = False
+    ) -> tuple[str, list[Span]]:
+        """The text of a conversation, or of other messages in its place, and where the template's marks lie. prompt:
+        with what begins the assistant's turn."""
+        from transformers.utils.chat_template_utils import render_jinja_template  # slow as a tokenizer's own library
+
+        try:
+            (text,), spans = render_jinja_template(
+                [conversation.messages if messages is None else messages], tools=conversation.tools,
+                chat_template=self._source, return_assistant_tokens_mask=self._marked, add_generation_prompt=prompt,
+                **self._special_tokens,
+            )  # fmt: skip
+        except Exception as error:  # of Jinja, and of the template's own
+            raise DataError(f"data.messages: the chat template refuses {conversation.origin}: {one_line(error)}; "
+                            "change that row, or write data.chat_template=<another>") from None
+        return text, spans[0] if self._marked else []
+
+
+def _held(messages: list[Message]) -> tuple[list[Message], int]:
     """A conversation with a placeholder for each of the assistant's turns, and how many messages end with the last."""
     turns = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
     held = [{**m, "content": f"\ue000{i}\ue001"} if i in turns else m for i, m in enumerate(messages)]
@@ -135,7 +183,7 @@ def turn_end(tokenizer: Tokenizer, rows: Iterable[Row]) -> int | None:
     None where it does so by no single one."""
     backend = tokenizer.backend
     for row in rows:
-        held, last = _held(_messages(row, "a row"))
+        held, last = _held(_conversation(row, "a row").messages)
         if last:
             shown = backend.apply_chat_template(held[:last], tokenize=False)
             ids = backend(_ending(HOLDERS.split(str(shown))), add_special_tokens=False)["input_ids"]
@@ -173,33 +221,66 @@ def _inside(offsets: Iterable[Span], spans: Sequence[Span]) -> list[int]:
     return found.tolist()
 
 
-def _messages(row: Row, origin: str) -> list[dict[str, Any]]:
-    """A row's messages, or those of its instruction, input and output, checked: mappings with a role and a text. Raises
-    DataError."""
-    value, *more = row
-    if more:
-        asked, said = [part for part in (value, more[0]) if part not in ("", None)], more[1]  # most have no input
-        whole = "\n\n".join(asked) if all(isinstance(part, str) for part in asked) else asked
-        value = [{"role": "user", "content": whole}, {"role": ASSISTANT, "content": said}]
+def _conversation(row: Row, origin: str) -> Conversation:
+    """A row's messages and functions, or those of its instruction, input and output, checked: mappings with a role and
+    a text. Raises DataError."""
+    match row:
+        case (asked, given, said):
+            parts = [part for part in (asked, given) if part not in ("", None)]  # most have no input
+            whole = "\n\n".join(parts) if all(isinstance(part, str) for part in parts) else parts
+            found: Any = [{"role": "user", "content": whole}, {"role": ASSISTANT, "content": said}]
+            return Conversation(_messages(found, origin), None, origin)
+        case (found, tools):
+            return Conversation(_messages(_read(found, MESSAGES, origin), origin), _tools(tools, origin), origin)
+    raise AssertionError(row)
+
+
+def _read(value: Any, field: str, origin: str) -> Any:
+    """A list, or what JSON in a text holds."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            return json.loads(value)
         except ValueError:
-            raise DataError(f"data.messages: {origin} holds text that is no JSON list of messages; write the text's "
-                            "field as data.text") from None
+            meant = "; write the text's field as data.text" if field == MESSAGES else ""
+            raise DataError(f"{field}: {origin} holds text that is no JSON list{meant}") from None
+    return value
+
+
+def _tools(value: Any, origin: str) -> list[Any] | None:
+    """JSON schemas, without the names that a table of many has given to each."""
+    found = _read(value or None, TOOLS, origin)
+    if found is None or (isinstance(found, list) and all(isinstance(tool, Mapping) for tool in found)):
+        return _without_none(found) or None
+    raise DataError(f"{TOOLS}: {origin} holds {shown(found)}, and no list of JSON schemas of functions; write them so, "
+                    "or leave the field out of the data")
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_none(item) for name, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def _messages(value: Any, origin: str) -> list[Message]:
+    """A conversation's messages, checked."""
     usual = 'write [{"role": "user", "content": "..."}, ...]'
     if not isinstance(value, list) or not value:
         raise DataError(f"data.messages: {origin} holds {shown(value)}, and no list of messages; {usual}")
-    for number, message in enumerate(value, 1):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DataError(f"data.messages: message {number} of {origin} is {shown(message)}, without a "
-                            f"role; {usual}")
-        if not isinstance(message.get("content"), str):
-            raise DataError(f"data.messages: the content of message {number} of {origin} is "
-                            f"{shown(message.get('content'))}, not text; {usual}")
-        try:
-            message["content"].encode()
-        except UnicodeEncodeError:
-            raise DataError(f"data.messages: the content of message {number} of {origin} holds half of a character; "
-                            "mend that text") from None
-    return [{name: item for name, item in message.items() if item is not None} for message in value]
+    return [_message(message, f"message {number} of {origin}", usual) for number, message in enumerate(value, 1)]
+
+
+def _message(value: Any, origin: str, usual: str) -> Message:
+    if isinstance(value, Mapping) and "role" not in value and isinstance(value.get("from"), str):  # as ShareGPT has it
+        value = {"role": SHAREGPT_ROLES.get(value["from"], value["from"]), "content": value.get("value")}
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise DataError(f"data.messages: {origin} is {shown(value)}, without a role; {usual}")
+    message = {name: item for name, item in value.items() if item is not None}
+    if message.get("tool_calls"):  # beside which most say nothing
+        message.setdefault("content", "")
+    if not isinstance(message.get("content"), str):
+        raise DataError(f"data.messages: the content of {origin} is {shown(message.get('content'))}, not text; {usual}")
+    try:
+        message["content"].encode()
+    except UnicodeEncodeError:
+        raise DataError(f"data.messages: the content of {origin} holds half of a character; mend that text") from None
+    return message

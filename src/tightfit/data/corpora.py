@@ -14,9 +14,12 @@ from tightfit.data.readers import (
     COMPLETION,
     INPUT,
     MESSAGES,
+    OPTIONAL,
     OUTPUT,
     PROMPT,
     READERS,
+    TEXT,
+    TOOLS,
     Row,
     Wanted,
     decode,
@@ -88,20 +91,22 @@ def named_fields(data: Data) -> Wanted | None:
     """The fields that the recipe itself names of conversations, or of prompts and completions; None where it names
     none."""
     if data.messages is not None:
-        return {MESSAGES: data.messages}
+        return {MESSAGES: data.messages, TOOLS: TOOLS}
     if data.prompt is not None or data.completion is not None:
         return {PROMPT: data.prompt or "prompt", COMPLETION: data.completion or "completion"}
     return None
 
 
 def usual_fields(present: Iterable[str]) -> Wanted | None:
-    """The fields of such data by their usual names, Alpaca's among them; None where it has none of them."""
+    """The fields of such data by their usual names, ShareGPT's and Alpaca's among them; None where it has none of
+    them."""
     present = set(present)
     usual: tuple[dict[str, str], ...] = (
-        {MESSAGES: "messages"}, {PROMPT: "prompt", COMPLETION: "completion"},
-        {MESSAGES: "instruction", INPUT: "input", OUTPUT: "output"},
+        {MESSAGES: "messages", TOOLS: TOOLS}, {PROMPT: "prompt", COMPLETION: "completion"},
+        {MESSAGES: "conversations", TOOLS: TOOLS}, {MESSAGES: "instruction", INPUT: "input", OUTPUT: "output"},
     )  # fmt: skip
-    return next((fields for fields in usual if present.issuperset(fields.values())), None)
+    return next((fields for fields in usual
+                 if all(name in present for key, name in fields.items() if key not in OPTIONAL)), None)  # fmt: skip
 
 
 def missing_path(field: str, value: str, path: Path) -> DataError:
@@ -148,9 +153,9 @@ def _text_of(path: Path) -> str | None:
 
 
 def _stdlib(wanted: Wanted) -> Corpus:
-    if len(wanted) > 1:
-        fields = ", ".join(f"{key}={field}" for key, field in list(wanted.items())[1:])
-        raise DataError(f"data: stdlib has text only, and this task also reads {fields}; write data=<a JSONL file>")
+    if wanted.keys() != {TEXT}:
+        fields = ", ".join(f"{key}={field}" for key, field in wanted.items() if key not in (TEXT, *OPTIONAL))
+        raise DataError(f"data: stdlib has text only, and {fields} is to be read; write data=<a JSONL file>")
     root = Path(sysconfig.get_path("stdlib"))
     files = [(p.relative_to(root).as_posix(), p) for p in _walk(root, SKIPPED) if p.suffix == ".py"]
     if not files:
@@ -193,7 +198,7 @@ def _load(data: Data, saved: Path | None, cache_dir: Path) -> Any:
 
 def _dataset(name: str, dataset: Any, wanted: Wanted, data: Data) -> Corpus:
     require_fields(wanted, dataset.column_names, name)
-    columns = dataset.select_columns(list(wanted.values()))
+    columns = dataset.select_columns([field for field in wanted.values() if field in dataset.column_names])
     stored = [("", Path(entry["filename"])) for entry in dataset.cache_files]
     table = files_digest(stored) if stored else digest(map(repr, columns))
     # Every split that is a slice of the same stored table has its digest.

@@ -22,6 +22,10 @@ TEXTS = (TEXT, TARGET, PROMPT, COMPLETION)
 """The recipe fields that name a field of the data, and those whose values are texts."""
 INPUT, OUTPUT = "input", "output"
 """Fields of Alpaca's format beside `instruction`, which is read as `data.messages`: its input, and its response."""
+TOOLS = "tools"
+"""The functions that an assistant may call, as JSON schemas, beside `data.messages`."""
+OPTIONAL = (INPUT, TOOLS)
+"""Fields that rows may lack."""
 LEARNED = "learned"
 """The stream that says of each token of the text whether it is learned, where not all are."""
 
@@ -50,8 +54,8 @@ def require_fields(wanted: Wanted, present: Iterable[str], origin: str) -> None:
     """Raises MissingField unless every wanted field is among `present`."""
     present = list(present)
     for key, field in wanted.items():
-        if field not in present:
-            advice = "write it in every row" if key in (INPUT, OUTPUT) else f"write {key}=<one of them>"
+        if field not in present and key not in OPTIONAL:
+            advice = "write it in every row" if key == OUTPUT else f"write {key}=<one of them>"
             missing = MissingField(
                 f"{key}: {origin} has no field {field!r}; it has {cut(', '.join(present), 500)}; {advice}"
             )
@@ -67,7 +71,7 @@ def pick(row: Mapping[str, Any], wanted: Wanted, origin: str) -> Row:
         if key in TEXTS and not isinstance(row[field], str):
             raise DataError(f"{key}: field {field!r} of {origin} is {shown(row[field])}, not text; write "
                             f"{key}=<a field>")
-    return tuple(row[field] for field in wanted.values())
+    return tuple(row.get(field) for field in wanted.values())
 
 
 def picked(rows: Iterable[Mapping[str, Any]], wanted: Wanted, name: str) -> Iterator[Row]:
@@ -94,10 +98,11 @@ def decode(raw: bytes, path: Path) -> str:
 
 def read_text(path: Path, wanted: Wanted) -> Iterator[Row]:
     """A text file is one document, and has no other field."""
-    if len(wanted) > 1:
-        others = " and ".join(repr(field) for field in list(wanted.values())[1:])
-        raise DataError(f"data: {path} is a text file, which has no field {others}; write a JSONL, CSV or Parquet file")
-    yield (decode(path.read_bytes(), path),)
+    _, *others = (repr(field) for key, field in wanted.items() if key not in OPTIONAL)
+    if others:
+        raise DataError(f"data: {path} is a text file, which has no field {' and '.join(others)}; write a JSONL, CSV "
+                        "or Parquet file")
+    yield (decode(path.read_bytes(), path), *(None for _ in [*wanted][1:]))
 
 
 def read_json(path: Path, wanted: Wanted) -> Iterator[Row]:
@@ -190,7 +195,8 @@ def read_parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
     try:
         with ParquetFile(path) as file:
             require_fields(wanted, file.schema_arrow.names, str(path))
-            batches = file.iter_batches(columns=list(wanted.values()), batch_size=1024)
+            columns = [field for field in wanted.values() if field in file.schema_arrow.names]
+            batches = file.iter_batches(columns=columns, batch_size=1024)
             yield from picked((row for batch in batches for row in batch.to_pylist()), wanted, str(path))
     except ArrowException as error:
         raise DataError(f"data: {path} is not a Parquet file: {one_line(error)}") from None

@@ -151,6 +151,13 @@ class Ddp(ManyProcesses):
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
         return cls(processes=device.world) if device.world > 1 else None
 
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = super().refuse(recipe, device)
+        if recipe.weight_rounding == "stochastic":
+            reasons.append("each process would round its copy of the weights by random numbers of its own, and the "
+                           "copies would drift apart; write optimizer=adamw precision.rounding=kahan")
+        return reasons
+
 
 @technique
 class _Divided(ManyProcesses):

@@ -102,9 +102,13 @@ def speed_error(
 ) -> float | None:
     """Share that a predicted speed is off by at most in nine cases of ten, None as of `seconds_error`."""
     total = sum(work.values())
-    slowed = slower_host * total / (total + slower_host) if slower_host else 0.0  # of a speed, not of a time
-    error = seconds_error(work, device, calibrated, slowed)
+    error = seconds_error(work, device, calibrated, speed_lost(total, slower_host) * total)
     return error / total if error is not None and total > 0 else None
+
+
+def speed_lost(seconds: float, slower_host: float) -> float:
+    """Share of its speed that a step of some seconds loses where it takes `slower_host` longer."""
+    return slower_host / (seconds + slower_host) if slower_host else 0.0
 
 
 def intervals(

@@ -144,5 +144,15 @@ def test_weights_of_an_evaluation_are_refused(tiny, parallel):
     assert any("precision.full_eval=false" in reason for reason in recipe.refusals(PytorchBackend().device(recipe)))
 
 
+def test_copies_that_would_be_rounded_by_other_random_numbers_are_refused(tiny):
+    rounded = {"name": "bf16-pure", "rounding": "stochastic"}
+    recipe = Recipe.from_dict({**tiny, "parallel": "ddp", "precision": rounded})
+    device = PytorchBackend().device(recipe)
+    assert any("drift apart" in reason for reason in recipe.refusals(device))
+    for changes in ({"parallel": "fsdp"}, {"precision": {**rounded, "rounding": "kahan"}}):
+        other = Recipe.from_dict({**recipe.to_dict(), **changes})
+        assert not any("drift" in reason for reason in other.refusals(device))
+
+
 def test_the_contract_has_every_setting():
     assert [setting.cpu_offload for setting in Fsdp.representative_settings()] == [False, True]

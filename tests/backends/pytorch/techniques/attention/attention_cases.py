@@ -67,6 +67,12 @@ _MORE: dict[str, Any] = {
         **{k: v for k, v in _SMALL.items() if k != "num_key_value_heads"}, hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0, activation_dropout=0.0, layerdrop=0.0,
     ),
+    "deepseek_v32": lambda: transformers.DeepseekV32Config(  # many heads in the index: few scores tie
+        **{**_SMALL, "num_key_value_heads": 4}, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2,
+        n_group=1, topk_group=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, v_head_dim=8, qk_nope_head_dim=8,
+        index_topk=6, index_head_dim=16, index_n_heads=32, first_k_dense_replace=1,
+    ),
+    "doge": lambda: transformers.DogeConfig(**_SMALL, keep_window_size=6),
     "mamba": lambda: transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1, state_size=4),
     "ibert": lambda: transformers.IBertConfig(**_ENCODER, pad_token_id=1, type_vocab_size=2),
     "mobilebert": lambda: transformers.MobileBertConfig(
@@ -87,7 +93,7 @@ MORE_TASKS = {**dict.fromkeys(("ibert", "mobilebert", "longformer", "mra", "big_
               "modernbert": "masked-lm", "umt5": "seq2seq", "t5gemma": "seq2seq"}
 _AUTO = {"causal-lm": transformers.AutoModelForCausalLM, "masked-lm": transformers.AutoModelForMaskedLM,
          "seq2seq": transformers.AutoModelForSeq2SeqLM}
-INSIDE_FP32 = ("llama4", "gpt_neo", "gptj", "falcon")
+INSIDE_FP32 = ("llama4", "gpt_neo", "gptj", "falcon", "deepseek_v32")
 """Models that compute part of attention in fp32 whatever their format."""
 
 
@@ -104,7 +110,7 @@ def make(name: str, implementation: str | None = None) -> nn.Module:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(6.0)
-    if name == "gpt_oss":
+    if name in ("gpt_oss", "deepseek_v32"):
         model.set_experts_implementation("eager")  # type: ignore[operator]  # the grouped matrix product knows no fp64
     if implementation is not None:
         for part in model.modules():  # T5's stacks hold copies of the configuration

@@ -24,7 +24,7 @@ from tightfit.recipe import Recipe
 from tightfit.techniques.attention import Attention, Eager, Flex, Sdpa
 
 NAMES = (*CAUSAL, *MASKED, *SEQ2SEQ, *IMAGES, "gemma3", "modernbert", "llama4", "biogpt", "t5gemma")
-OWN = ("gpt_neo", "gptj", "falcon", "bloom")
+OWN = ("gpt_neo", "gptj", "falcon", "bloom", "deepseek_v32", "doge")
 
 
 def worst(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -84,6 +84,9 @@ def test_models_with_attention_of_their_own_keep_it(name: str) -> None:
         build = built(make(name), Sdpa())
         assert "computes attention itself" in build.notes[-1]
         with torch.no_grad():
+            later = {**batch.inputs, "input_ids": batch.inputs["input_ids"].clone()}
+            later["input_ids"][:, 12:] = 5
+            assert worst(build.logits(batch)[:, :12], build.logits(replace(batch, inputs=later))[:, :12]) < 1e-10
             assert worst(real(build.logits(batch), batch, ""), real(reference(name, batch, "eager"), batch, "")) < 1e-10
     with pytest.raises(Refused, match="write attention=auto"):
         built(make(name), Sdpa(kernel="math"))

@@ -21,7 +21,7 @@ from tightfit.models import TransformerConfig
 from tightfit.techniques.attention import Attention, Eager, Sdpa
 
 OURS = (*CAUSAL, *MASKED, "gemma2", "gemma3", "gpt_oss", "modernbert", "biogpt")
-OWN = ("gpt_neo", "gptj", "falcon", "ibert")
+OWN = ("gpt_neo", "gptj", "falcon", "ibert", "deepseek_v32")
 ROWS = ("mobilebert", "longformer", "mra", "big_bird", "nystromformer")
 """Encoders that mix, or choose, the tokens of a row by their places in it."""
 BOTH = (Eager(), Sdpa())

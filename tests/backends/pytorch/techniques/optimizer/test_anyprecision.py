@@ -215,6 +215,9 @@ def test_what_is_no_number_stays_none() -> None:
     """A GPU's has every bit but the sign set, so that an offset added to them would make a zero of it."""
     bits = torch.tensor([0x7FFFFFFF, 0x7F800000], dtype=torch.int32)
     broken = bits.view(torch.float32)
+    rounded = broken.clone()
+    anyprecision._round_at_random([rounded])
+    assert rounded[0].isnan()
     weight, state = torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)
     update(weight, broken, state, state.clone(), None, *scalars(1, 1e-3, (0.9, 0.999), 0.0), betas=(0.9, 0.999),
            eps=1e-8, rounding="nearest")

@@ -44,6 +44,8 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
     if technique.kernel == "auto":
         if style == "own":
             kept = f"attention: {type(build.model).__name__} computes attention itself; that is kept"
+            if arguments.reads_the_mask(build.model):
+                cast(Any, build.model).config._attn_implementation = "eager"
             return _with_masks(build, "own", kept)
         if special:
             return _ours(EAGER, build, f"attention: this model's {special} need eager attention, which is used")

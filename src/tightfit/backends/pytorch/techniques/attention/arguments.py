@@ -28,6 +28,8 @@ Style = Literal["functions", "patterns", "own"]
 Way = Literal["typed", "blocks", "padding", "own", "flash"]
 
 USES_FUNCTIONS = re.compile(r"ALL_ATTENTION_FUNCTIONS|\bFUNCTIONS\[")
+READS_THE_MASK = re.compile(r"attention_mask\.(?:dtype|is_floating_point)")
+"""Code of an attention module that computes with its mask, such as one that chooses keys by their scores."""
 HIDDEN_PATTERNS = re.compile(r"\b(?:create_chunked_causal_mask|(?:or|and)_mask_function|block_sequence_ids)\b")
 READS_FOUR_DIMENSIONS = re.compile(r"\bcreate_(?:causal|bidirectional)_mask\(")
 COUNTS_THE_MASK = re.compile(r"cumsum\(attention_mask|attention_mask(?:\.\w+\(\))*\.cumsum")
@@ -47,11 +49,11 @@ def attention_style(model: nn.Module) -> Style:
         them, so that a typed mask says the rest.
     patterns: by those functions, but some layers' patterns exist only in the masks that transformers makes; or the
         model's own forward pass reads the ordinary mask of padding, for a mean over real tokens.
-    own: by code of its own, which no registered function replaces.
+    own: by code of its own, which no registered function replaces, or with masks that it reads itself.
     """
     sources = {_source(type(m)) for m in model.modules() if "Attention" in type(m).__name__}
     replaceable = sources and all(USES_FUNCTIONS.search(source) for source in sources)
-    if not replaceable or not (getattr(model, "_supports_sdpa", True) or has_sinks(model)):
+    if not replaceable or reads_the_mask(model) or not (getattr(model, "_supports_sdpa", True) or has_sinks(model)):
         return "own"
     config = getattr(model, "config", None)
     if getattr(config, "use_bidirectional_attention", None) is False:  # its only use of such patterns is switched off
@@ -61,6 +63,13 @@ def attention_style(model: nn.Module) -> Style:
     means = getattr(config, "classifier_pooling", None) in ("mean", "late")
     reads = means and TAKES_THE_MEAN.search(_source(type(model), whole_file=False))
     return "patterns" if hidden or reads else "functions"
+
+
+def reads_the_mask(model: nn.Module) -> bool:
+    """Whether attention modules compute with their mask, which transformers leaves out of SDPA's where causality is
+    all: only eager attention is given one in any case."""
+    kinds = {type(m) for m in model.modules() if re.search("Attention|Indexer", type(m).__name__)}
+    return any(READS_THE_MASK.search(_source(kind, whole_file=False)) for kind in kinds)
 
 
 def has_sinks(model: nn.Module) -> bool:

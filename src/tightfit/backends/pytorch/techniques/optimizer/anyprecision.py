@@ -235,6 +235,7 @@ def _round_at_random(values: list[Tensor]) -> None:
     """Round fp32 values up or down to bf16 ones at random, in proportion, in place."""
     for value in values:
         noise = torch.randint_like(value, FRACTIONS, dtype=torch.int32)
+        noise.masked_fill_(value.isnan(), 0)  # a GPU's NaN has all its bits set: any more would make it a zero
         _cut(value.view(torch.int32).add_(noise))
         del noise  # before the next one is made
 
