@@ -23,6 +23,8 @@ Row = dict[str, Any]
 STREAMED = {**beyond.RESIDENT, **beyond.STREAMED}
 SHORT = {"model_overrides": {"num_hidden_layers": 3}, "precision": {"name": "bf16-pure", "rounding": "kahan"},
          "batch_size": 3, "seq_len": 1024, "max_grad_norm": 0.5, "deterministic": True}
+LONG = {"trainable": "lora", "base": "nf4", "precision": "bf16", "seq_len": 65536, "checkpointing": "tiled-mlp",
+        "expandable_segments": True}
 TINY = {"model": "llama-3.2-1b", "vocab_size": 512, "seq_len": 64, "model_overrides": {
     "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
     "num_hidden_layers": 4, "tie_word_embeddings": False}}
@@ -66,6 +68,7 @@ CASES = (
     Case({}, (Run("8B as planned, bf16, 128k tokens", 32),), planned="100GiB"),
     Case({"precision": {"name": "fp8", "weights": "bf16", "rounding": "stochastic"}},
          (Run("8B as planned, fp8, 128k tokens", 32),), planned="100GiB"),
+    Case({**STREAMED, **LONG}, (Run("8B with adapters in 16 GiB, one sequence of 64k tokens", 1, 16),)),
     Case(beyond.EXTREMES[1][2], (Run("32B as planned, 32k tokens", 8),), planned="110GiB"),
     Case({}, (Run("8B as planned for 24 GiB, 32k tokens", 8, 24),), planned="100GiB"),
     Case(STREAMED, (Run("8B in 16 GiB, 32k tokens, copies in turn", 8, 16, in_turn=True),)),

@@ -136,6 +136,14 @@ ALTERNATING: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """Cases of experts in every other block."""
 
+TILED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("llama", {"checkpointing": {"name": "tiled-mlp", "tokens": 64}, "precision": "bf16", "micro_batch_size": 2}),
+    ("t5", {"checkpointing": {"name": "tiled-mlp", "tokens": 50}, "micro_batch_size": 2}),
+    ("gemma2", {"checkpointing": {"name": "tiled-mlp", "tokens": 64}, "trainable": "lora", "base": "nf4",
+                "precision": "bf16", "micro_batch_size": 4}),
+)
+"""Cases of feed-forward parts in tiles: with and without a norm inside, and with frozen weights."""
+
 STOCHASTIC = {"name": "bf16-pure", "rounding": "stochastic"}
 """What 8-bit and 4-bit states want of bf16 weights."""
 
@@ -197,7 +205,7 @@ def cases() -> list[Case]:
     names = [*MODELS, OURS]
     every = [_case(name, number) for number, name in enumerate(n for n in names for _ in range(CASES_EACH))]
     return [*every, *(Case(model, settings, dropout=False)
-              for model, settings in (*CHUNKED, *FP8, *ADAPTED, *ALTERNATING))]
+              for model, settings in (*CHUNKED, *FP8, *ADAPTED, *ALTERNATING, *TILED))]
 
 
 def cases_beside() -> list[Case]:

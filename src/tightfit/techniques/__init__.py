@@ -18,6 +18,7 @@ from tightfit.techniques.checkpointing import (
     NoCheckpointing,
     Segments,
     Selective,
+    TiledMlp,
 )
 from tightfit.techniques.compile import Compile, NoCompile, PerBlock, WholeModel
 from tightfit.techniques.loading import Loading
@@ -51,7 +52,7 @@ SLOTS: dict[str, tuple[type[Technique], ...]] = {
     "precision": (Fp32, Fp16, Bf16, Bf16Pure, Fp8),
     "loss": (Plain, Chunked, Liger),
     "checkpointing": (
-        NoCheckpointing, EveryBlock, EveryNth, Segments, MlpOnly, AttentionOnly, Selective, MemoryBudget,
+        NoCheckpointing, EveryBlock, EveryNth, Segments, TiledMlp, MlpOnly, AttentionOnly, Selective, MemoryBudget,
     ),
     "offload": (NoOffload, Host),
     "compile": (NoCompile, PerBlock, WholeModel),

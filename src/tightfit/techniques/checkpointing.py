@@ -138,6 +138,34 @@ class Segments(Checkpointing):
 
 
 @technique
+class TiledMlp(Checkpointing):
+    """Recompute each block from its input, its feed-forward part and its norms some tokens at a time: of their wide
+    activations, the largest of a block, there are only so many tokens' in either pass (tiled MLP: Bekman et al. 2025,
+    Arctic Long Sequence Training, arXiv 2506.13996)."""
+
+    name: ClassVar[str] = "tiled-mlp"
+    exact: ClassVar = "rounding"
+    speed: ClassVar[str] = "a few percent slower than every-block"
+    memory: ClassVar[str] = "as every-block, without most of one block's activations: for long sequences"
+    activation_share: ClassVar[float] = 0.05
+    recomputing: ClassVar[float] = 0.27
+    auto_on: ClassVar = ("pytorch",)
+
+    tokens: Positive = 8192
+    """Tokens that a feed-forward part or a norm takes at a time."""
+
+    @classmethod
+    def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
+        settings = super().search_settings(recipe, device)
+        return [each for each in settings if recipe.seq_len > each.tokens]  # shorter ones have smaller micro-batches
+
+    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        if recipe.compile != "auto" and recipe.compile.compiles:
+            return ["a tile's backward pass is a graph of its own, which the compiler cannot follow; write compile=off"]
+        return []
+
+
+@technique
 class MlpOnly(Checkpointing):
     """Recompute the feed-forward part of each block, and keep attention's activations."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.display.plans import CARD, memory
@@ -46,6 +48,12 @@ def test_what_is_asked_about():
     lengths = candidates(GPT2, "seq_len", model_size)
     assert list(lengths) == [128, 256, 384, 512, 640, 768, 896, 1024]
     assert lengths[256].seq_len == 256
+    few, many = (list(candidates(GPT2.override(model_overrides={"n_positions": n}), "seq_len", model_size))
+                 for n in (77, 100_000))
+    assert few == list(range(1, 78))
+    assert many[-1] == 100_000
+    assert many[:64] == [128 * n for n in range(1, 65)]
+    assert all(a < b <= a + max(a / 64, 128) for a, b in itertools.pairwise(many))
     assert list(candidates(GPT2, "micro_batch_size", model_size)) == list(range(1, 9))
     models = candidates(GPT2, "model=gpt2*", model_size)
     assert [recipe.model for recipe in models.values()] == list(SIZES)

@@ -66,6 +66,7 @@ ABSENT: Mapping[type[Technique], str] = {
     techniques.loss.Chunked: WHOLE_LOGITS,
     techniques.loss.Liger: "Liger's kernels are PyTorch's; write loss=plain",
     techniques.checkpointing.MemoryBudget: "the budget is kept by PyTorch's compiler; write checkpointing=selective",
+    techniques.checkpointing.TiledMlp: "XLA plans a block's memory as a whole; write checkpointing=every-block",
     techniques.compile.PerBlock: XLA_COMPILES,
     techniques.compile.WholeModel: XLA_COMPILES,
     techniques.optimizer.AdamW8bit: QUANTIZED,

@@ -49,6 +49,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     techniques.checkpointing.EveryBlock: later("checkpointing.apply", "every_block"),
     techniques.checkpointing.EveryNth: later("checkpointing.apply", "every_nth"),
     techniques.checkpointing.Segments: later("checkpointing.apply", "segments"),
+    techniques.checkpointing.TiledMlp: later("checkpointing.apply", "tiled_mlp"),
     techniques.checkpointing.MlpOnly: later("checkpointing.apply", "mlp_only"),
     techniques.checkpointing.AttentionOnly: later("checkpointing.apply", "attention_only"),
     techniques.checkpointing.Selective: later("checkpointing.apply", "selective"),

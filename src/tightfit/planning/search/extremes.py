@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from tightfit.backends.measurements import ModelSize
@@ -19,7 +19,9 @@ from tightfit.tasks import TASKS
 from tightfit.text import size
 
 STEP = 128
-"""Tokens between the lengths that are asked about."""
+"""Tokens of which the lengths that are asked about are multiples."""
+FINEST = 64
+"""A length over the tokens to the next one, at most: finer than what is known of memory on a card."""
 ENDLESS = 1 << 20
 """Tokens up to which lengths are asked about where the model's positions have no end."""
 
@@ -35,8 +37,7 @@ def candidates(recipe: Recipe, asked: str, model_size: Callable[[Recipe], ModelS
         if TASKS[recipe.task].reads != "tokens":
             raise RecipeError(f"longest: {recipe.task} has no seq_len; write --largest micro_batch_size")
         most = model_facts(recipe).max_positions or ENDLESS
-        lengths = sorted({*range(STEP, most + 1, STEP), most}) if most > STEP else range(1, most + 1)
-        return {length: recipe.model_copy(update={"seq_len": length}) for length in lengths}
+        return {length: recipe.model_copy(update={"seq_len": length}) for length in _lengths(most)}
     if field == "micro_batch_size" and not pattern:
         sizes = range(1, recipe.batch_size + 1)
         return {micro: recipe.model_copy(update={"micro_batch_size": micro}) for micro in sizes}
@@ -45,6 +46,16 @@ def candidates(recipe: Recipe, asked: str, model_size: Callable[[Recipe], ModelS
         return dict(sorted(((model_size(each).parameters, each) for each in named), key=lambda pair: pair[0]))
     raise RecipeError(f"largest: {asked!r} is not seq_len, micro_batch_size, or model= and a pattern of bundled names, "
                       "such as --largest 'model=qwen2.5-*'")
+
+
+def _lengths(most: int) -> Iterator[int]:
+    if most <= STEP:
+        yield from range(1, most)
+    length = STEP
+    while length < most:
+        yield length
+        length += STEP * max(1, length // (STEP * FINEST))
+    yield most
 
 
 def models_like(pattern: str) -> list[str]:

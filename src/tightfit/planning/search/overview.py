@@ -23,12 +23,14 @@ from tightfit.planning.search.adapters import ADAPTERS
 from tightfit.planning.search.evaluate import InProcess, Progress
 from tightfit.planning.search.pool import Pool
 from tightfit.recipe import Recipe
+from tightfit.techniques.checkpointing import TiledMlp
 from tightfit.techniques.offload import Host
 from tightfit.trace import Trace
 
 SMALLEST: Mapping[str, Any] = {"micro_batch_size": 1}
 LEAST_MEMORY: Mapping[str, Any] = {"checkpointing": "every-block", "loss": "chunked", "compile": "off"}
-"""The values of the fields that are open: those of least memory, and of least time to trace."""
+"""The values of the fields that are open: those of least memory, and of least time to trace, but for long sequences'
+tiles."""
 WAYS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "all weights": ({"offload": "none"}, {"offload": "none", **SMALLEST}),
     "offload=host": ({"offload": Host(activations=1, embeddings=True)},),  # whose traces take longest
@@ -167,7 +169,9 @@ def _jobs(
         plain = {"loss": "plain"}  # which alone some tasks have
         as_is = {"base": "as-is"}  # beside fp16, on cards without bf16
         for milder in ({}, plain, *([as_is, plain | as_is] if way.get("base") == "bf16" else [])):
-            open_fields = {field: value for field, value in {**LEAST_MEMORY, **way, **milder}.items()
+            tiles = TiledMlp.search_settings(recipe, device)
+            least = {**LEAST_MEMORY, "checkpointing": tiles[0]} if tiles else LEAST_MEMORY
+            open_fields = {field: value for field, value in {**least, **way, **milder}.items()
                            if getattr(recipe, field) == "auto" or field in ("trainable", "base")}
             resolved = resolve(recipe.override(**open_fields), device)
             if recipe.expandable_segments == "auto":

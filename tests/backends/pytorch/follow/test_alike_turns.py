@@ -25,7 +25,8 @@ BY_BLOCK = {"accumulation": "by-block", "update": "with-forward", "checkpointing
 
 @pytest.mark.parametrize("fields", [
     {}, {"precision": "bf16-pure"}, {"seq_len": 33}, {"data": {"source": "dummy", "eval_fraction": 0}}, BY_BLOCK,
-    {"trainable": "lora"},
+    {"trainable": "lora"}, {"checkpointing": {"name": "tiled-mlp", "tokens": 8}},
+    {"checkpointing": {"name": "tiled-mlp", "tokens": 9}, "precision": "bf16-pure"},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("device", [CPU, find_device("h100-sxm")], ids=lambda device: device.kind)
 def test_a_trace_of_few_chunks_is_that_of_all(fields, device, monkeypatch):

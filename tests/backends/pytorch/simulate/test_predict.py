@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from cpu_cases import ADAPTED, ALTERNATING, CHUNKED, FP8, Case, cases
+from cpu_cases import ADAPTED, ALTERNATING, CHUNKED, FP8, TILED, Case, cases
 from cpu_truth import PHASES
 from plan_vs_cpu import BOUND, compare
 from tightfit import Recipe
@@ -27,7 +27,7 @@ PLAIN = {
 }
 
 
-BY_HAND = len(CHUNKED + FP8 + ADAPTED + ALTERNATING)
+BY_HAND = len(CHUNKED + FP8 + ADAPTED + ALTERNATING + TILED)
 CASES = [*cases()[:-BY_HAND:19], *cases()[-BY_HAND:]]
 """A few of the benchmark's."""
 

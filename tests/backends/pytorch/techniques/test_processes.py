@@ -37,6 +37,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "every-block": {"checkpointing": "every-block"},
     "every-nth": {"checkpointing": "every-nth"},
     "mlp": {"checkpointing": "mlp"},
+    "tiled": {"checkpointing": {"name": "tiled-mlp", "tokens": 8}, **LLAMA},
     "selective": {"checkpointing": "selective"},
     "bf16": {"precision": "bf16"},
     "bf16 checkpointed": {"precision": "bf16", "checkpointing": "every-block", **LLAMA},

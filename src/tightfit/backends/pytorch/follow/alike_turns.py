@@ -1,4 +1,4 @@
-"""Loops whose turns are alike, such as a loss over chunks of tokens: a few are followed, and stand for the others.
+"""Loops whose turns are alike, such as over chunks of a loss: a few are followed, and stand for the others.
 
 What a trace says is the same as if every turn had run, and takes a fraction of the time to make.
 """
@@ -37,7 +37,8 @@ def _followed(tracker: Tracker, items: Sequence[T]) -> Iterator[T]:
     end, memory = _Moment.of(tracker), tracker.memory
     ticks = end.tick - third.tick
     alike = (
-        second.alive == third.alive == end.alive and second.backwards == end.backwards
+        second.alive == third.alive == end.alive
+        and third.backwards - second.backwards == end.backwards - third.backwards
         and [op_later(op, ticks) for op in tracker.ops[second.ops : third.ops]] == tracker.ops[third.ops :]
         and [later(a, ticks) for a in memory.allocations[second.allocations : third.allocations]]
         == memory.allocations[third.allocations :]
@@ -48,6 +49,7 @@ def _followed(tracker: Tracker, items: Sequence[T]) -> Iterator[T]:
     for number in range(1, len(items) - 3):
         tracker.repeat(third.ops, end.ops, number * ticks)
         memory.repeat(third.allocations, end.allocations, number * ticks)
+        tracker.backwards += [tick + number * ticks for tick in tracker.backwards[third.backwards : end.backwards]]
     memory.tick += (len(items) - 4) * ticks
     yield items[-1]
 

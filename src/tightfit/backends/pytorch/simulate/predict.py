@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from tightfit.backends.pytorch import loops
 from tightfit.backends.pytorch.assembly import assemble, made_on_host
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
@@ -34,7 +35,6 @@ from tightfit.backends.pytorch.simulate.target import PlanningMode, fake_tensors
 from tightfit.backends.pytorch.simulate.trace_failure import explain_trace_failure
 from tightfit.backends.pytorch.simulate.untraced import untraced
 from tightfit.backends.pytorch.step import Step
-from tightfit.backends.pytorch.techniques.loss import chunked_cross_entropy
 from tightfit.backends.pytorch.techniques.optimizer.state import load_state, state_tensors
 from tightfit.devices import Device
 from tightfit.garbage import gc_paused
@@ -142,7 +142,7 @@ def _traced(
         stack.callback(tracker.unfollow)
         if drawn and (size := _tied_head(build.model)):
             tracker.memory.transient(size, "aten.empty", "", Phase.SETUP, tracker.memory.next())
-        stack.enter_context(replaced(chunked_cross_entropy, "turns", partial(alike_turns, tracker)))
+        stack.enter_context(replaced(loops, "turns", partial(alike_turns, tracker)))
         stack.enter_context(tracker)
         stack.enter_context(build.process_settings())
         if device.kind == "cpu":

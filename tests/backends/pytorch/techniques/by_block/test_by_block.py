@@ -42,6 +42,7 @@ TECHNIQUES = {
                                               "adamw-anyprecision")},
     **{f"recomputed {name}": {"checkpointing": name} for name in ("every-block", "every-nth", "mlp", "attention",
                                                                   "selective")},
+    "recomputed by tiles": {"checkpointing": {"name": "tiled-mlp", "tokens": 6}},
     "recomputed in bf16": {"precision": "bf16", "checkpointing": "every-block"},
     "chunked": {"loss": "chunked"}, "sdpa": {"attention": "sdpa"}, "unclipped": {"max_grad_norm": 0},
     "compiled": {"compile": {"name": "per-block", "backend": "aot_eager"}},

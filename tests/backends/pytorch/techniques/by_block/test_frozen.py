@@ -35,7 +35,8 @@ from tightfit.trace import COPIES, Stream
 BASES: dict[str, dict[str, Any]] = {"as-is": {}, "bf16": {"base": "bf16", "precision": "bf16"},
                                     "int8": {"base": "int8"}, "nf4": {"base": "nf4"}}
 BESIDE: dict[str, dict[str, Any]] = {
-    "recomputed": {"checkpointing": "every-block"}, "chunked": {"loss": "chunked"}, "fp16": {"precision": "fp16"},
+    "recomputed": {"checkpointing": "every-block"}, "tiled": {"checkpointing": {"name": "tiled-mlp", "tokens": 6}},
+    "chunked": {"loss": "chunked"}, "fp16": {"precision": "fp16"},
     "bf16 weights": {"precision": "bf16-pure"}, "8-bit states": {"optimizer": "adamw-8bit"},
 }
 AFTER = {**UPWARD, "update": "after-backward"}

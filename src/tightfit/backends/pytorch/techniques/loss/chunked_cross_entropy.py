@@ -7,13 +7,13 @@ backward pass is the gradient of the hidden states and that of the weight, for a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tightfit.backends.pytorch import loops
 from tightfit.backends.pytorch.simulated_device import simulated_cuda_device
 from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
 from tightfit.tasks import IGNORE
@@ -35,11 +35,6 @@ def chunked_cross_entropy(
     return loss
 
 
-def turns(starts: Sequence[int]) -> Iterable[int]:
-    """The rows at which chunks start. A plan puts another function here, which goes through a few of them."""
-    return starts
-
-
 def computing_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     """The format in which a linear layer multiplies them."""
     kind = hidden.device.type
@@ -58,9 +53,8 @@ class _CrossEntropy(torch.autograd.Function):
         dtype = computing_dtype(hidden, weight)
         with torch.autocast(hidden.device.type, enabled=False):
             chunks = _Chunks(hidden, weight, bias, dtype, cap, vocabulary, needs, tally)
-            pieces = -(-hidden.shape[0] // tokens)
-            size = -(-hidden.shape[0] // max(pieces, 1))
-            for start in turns(range(0, hidden.shape[0], max(size, 1))):
+            starts, size = loops.equal_turns(hidden.shape[0], tokens)
+            for start in loops.turns(starts):
                 chunks.add(start, hidden[start : start + size].to(dtype), labels[start : start + size])
         if any(needs):
             ctx.formats = [None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias)]
