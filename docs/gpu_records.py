@@ -101,7 +101,9 @@ def contexts(record: Record) -> Parts:
 
 def frontier(record: Record) -> Parts:
     """Throughput of the plan and of peers by the memory they are given."""
-    yield f"{record['model']}, {record['seq_len']:,} tokens, global batch {record['batch_size']}."
+    peers = any(not row["who"].startswith("the plan") for row in record["points"])
+    missing = "" if peers else " Peers on the same budgets are not yet measured."
+    yield f"{record['model']}, {record['seq_len']:,} tokens, global batch {record['batch_size']}.{missing}"
     yield ("GiB", "who", "flags", "tokens/s"), [
         (f"{row['budget_bytes'] / 2**30:.1f}", row["who"], row["rung"], f"{row['tokens_per_second']:,.0f}")
         for row in record["points"]]
