@@ -122,6 +122,13 @@ def test_the_answer_comes_first_in_ten_lines():
         assert hidden not in rest, hidden
 
 
+def test_no_more_than_the_card_has_is_in_use_where_cached_memory_is_given_back():
+    plan = fitting()
+    given_back = replace(plan, chosen=replace(plan.chosen, estimate=estimate(1.9, retries=3)))
+    assert "memory 24.0 GiB of 24.0 GiB with CUDA context (reserved 23.8 GiB with more room, allocated 22.8 GiB)" in (
+        squeezed(plan_text(given_back, width=80)))
+
+
 @pytest.mark.parametrize(("changes", "says"), [
     ({"checkpointing": "every-block"}, "checkpointing=every-block computes activations again"),
     ({"compile": "per-block"}, "compiling takes 60 s or so"),

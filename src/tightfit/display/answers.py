@@ -112,8 +112,10 @@ def _speed(chosen: Candidate) -> str:
 def _memory(memory: Memory, device: Device) -> str:
     """The peak by the three accounts of it: of tensors, of PyTorch's allocator, and of the driver."""
     there, allocated = size(device.memory_bytes), size(memory.peak_allocated)
+    gives_back = memory.fit_rank.is_safe and memory.used > device.memory_bytes
+    reserved = f"{size(memory.peak_reserved)} with more room" if gives_back else size(memory.peak_reserved)
     held = f"{allocated} of {there} allocated" if device.kind != "cuda" else (
-        f"{size(memory.used)} of {there} with CUDA context (reserved {size(memory.peak_reserved)}, allocated "
+        f"{there if gives_back else size(memory.used)} of {there} with CUDA context (reserved {reserved}, allocated "
         f"{allocated})")
     return f"{held}; peak in the {memory.peak_in}; safety margin {size(memory.margin)}"
 

@@ -10,6 +10,7 @@ from tightfit.bundled import BUNDLED
 from tightfit.devices import Device
 from tightfit.errors import RecipeError, Refused, TightfitError, nearest
 from tightfit.model_facts import model_facts
+from tightfit.planning.costs import Memory
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.plan import Largest
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress
@@ -95,7 +96,7 @@ def find_largest(
             failures.append(outcome)
             return float("inf")
         found[value] = outcome
-        return outcome.estimate.memory.demand
+        return _demand(outcome.estimate.memory)
 
     sizes, room = list(recipes), device.memory_bytes
     if field != "micro_batch_size":
@@ -110,6 +111,13 @@ def find_largest(
                                    text=_sentence(field, recipes, sizes, best, found))
 
 
+def _demand(memory: Memory) -> float:
+    """Bytes that tell how far a size is from one that just fits: no more than there are where it fits. What tensors
+    take grows evenly from size to size, where what the allocator takes of a card that is full does not."""
+    there, tensors = memory.capacity + memory.context, memory.peak_allocated + memory.context + memory.margin
+    return min(tensors, there) if memory.fit_rank.is_safe else max(tensors, there + max(memory.host_missing, 1))
+
+
 def _sentence(
     field: str, recipes: Mapping[int, Recipe], sizes: Sequence[int], best: int | None, found: Mapping[int, Evaluated],
 ) -> str:  # fmt: skip
@@ -120,7 +128,8 @@ def _sentence(
     def takes(value: int) -> str:
         memory = found[value].estimate.memory
         host = f", and {size(memory.host_missing)} more than the host has" if memory.host_missing else ""
-        return size(memory.used) + host
+        there = memory.capacity + memory.context  # before it has more in use, the allocator gives cached memory back
+        return size(min(memory.used, there) if memory.fit_rank.is_safe else memory.needed) + host
 
     above = min((value for value in found if best is None or value > best), default=None)
     if best is None:
