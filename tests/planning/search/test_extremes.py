@@ -25,9 +25,9 @@ def model_size(recipe):
     return ModelSize(parameters=SIZES[recipe.model], active_parameters=0, flops=0, values=0)
 
 
-def costing(needed, host_missing=lambda recipe: 0):
+def costing(needed, host_missing=lambda recipe: 0, cached=1.0):
     """An evaluator by whose figures a recipe needs `needed(recipe)` GiB, its margin included, and lacks so many of the
-    host's."""
+    host's. cached: times as much is reserved where there is room."""
     asked = []
 
     def evaluate(jobs):
@@ -35,7 +35,8 @@ def costing(needed, host_missing=lambda recipe: 0):
         asked.append(recipe)
         cost = estimate_made()
         lacks, takes = host_missing(recipe) * GIB, round(needed(recipe) * GIB)
-        held = memory(peak_reserved=takes - 2 * GIB, host_missing=lacks,  # 1 of context, 1 of margin
+        tensors = takes - 2 * GIB  # 1 of context, 1 of margin
+        held = memory(peak_allocated=tensors, peak_reserved=round(tensors * cached), host_missing=lacks,
                       fit_rank=FitRank.NONE if lacks or takes > CARD.memory_bytes else FitRank.SAFE)
         object.__setattr__(cost, "memory", held)
         return [Evaluated(recipe=recipe, estimate=cost, passes=0, outside=0, held=0, gradients=0, parameters=0,
@@ -83,6 +84,16 @@ def test_the_longest_sequence_by_few_traces():
     assert most.text == ("seq_len=640 fits with the lowest-memory settings, 23.0 GiB in use; seq_len=768 would take "
                          "27.0 GiB.")
     assert all(each.offloaded.needs_by_block for each in asked)
+
+
+def test_a_card_that_is_full_does_not_mislead():
+    """Of what fits with cached memory given back, the allocator takes all there is, whatever the length."""
+    evaluate, asked = costing(lambda recipe: 4 + recipe.seq_len / 4096, cached=1.5)
+    many = GPT2.override(model_overrides={"n_positions": 131072})
+    recipe, most = find_largest("seq_len", candidates(many, "seq_len", model_size), CARD, evaluate)
+    assert 80_000 < recipe.seq_len == most.value <= 81_920
+    assert len(asked) <= 5
+    assert "fits with the lowest-memory settings, 24.0 GiB in use" in most.text
 
 
 def test_optimizer_states_stay_on_the_gpu_where_host_memory_has_no_room():
