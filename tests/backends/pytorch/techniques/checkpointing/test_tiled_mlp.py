@@ -26,6 +26,11 @@ QUIET: dict[str, dict[str, Any]] = {
 }
 
 
+def plainly(module: nn.Module, run: tiled_mlp.Run, hidden: Tensor, rows: int) -> Tensor:
+    """What tiles make in the forward pass, with the backward pass that autograd gives it."""
+    return torch.cat([run(tile.contiguous()) for tile in hidden.split(rows, dim=-2)], dim=-2)
+
+
 def close(found: dict[str, Tensor], expected: dict[str, Tensor], within: float) -> None:
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
@@ -55,10 +60,6 @@ def test_frozen_weights_and_inputs_get_no_gradient() -> None:
 
 def test_dropout_draws_the_same_numbers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     found = step(build(make("gpt2"), TiledMlp(tokens=TOKENS)).model, "gpt2")
-
-    def plainly(module: nn.Module, run: tiled_mlp.Run, hidden: Tensor, rows: int) -> Tensor:
-        return torch.cat([run(tile.contiguous()) for tile in hidden.split(rows, dim=-2)], dim=-2)
-
     monkeypatch.setattr(tiled_mlp, "_run_tiles", plainly)
     close(found, step(build(make("gpt2"), TiledMlp(tokens=TOKENS)).model, "gpt2"), 1e-6)
 
@@ -105,10 +106,66 @@ def test_what_is_no_one_module_is_recomputed_whole_and_says_so(name: str) -> Non
     assert step(made.model, name).keys() == step(make(name), name).keys()
 
 
-def test_parts_whose_tokens_meet_take_no_tiles() -> None:
-    for part in (nn.Sequential(nn.Conv1d(4, 4, 3)), nn.ModuleDict({"experts": nn.Linear(2, 2)})):
-        assert not tiled_mlp.feed_forward_takes_tiles([part])
-    assert tiled_mlp.feed_forward_takes_tiles([nn.Linear(2, 2)])
+def test_parts_whose_tokens_may_meet_take_no_tiles() -> None:
+    block: Any = make("llama").model.layers[0]  # type: ignore[index]
+    assert tiled_mlp.feed_forward_takes_tiles([block.mlp])
+    assert not tiled_mlp.feed_forward_takes_tiles([nn.Sequential(nn.Linear(2, 2))])  # whatever stands around it
+    for name, part in (("conv", nn.Conv1d(4, 4, 3)), ("norm", nn.BatchNorm1d(4)), ("experts", nn.Linear(2, 2))):
+        setattr(block.mlp, name, part)
+        assert not tiled_mlp.feed_forward_takes_tiles([block.mlp])
+        delattr(block.mlp, name)
+
+
+@pytest.mark.parametrize(("norm", "takes"), [
+    (nn.LayerNorm(4), True), (nn.RMSNorm(4), True), (nn.LayerNorm((3, 4)), False), (nn.BatchNorm2d(4), False),
+    (nn.GroupNorm(1, 4), False), (nn.InstanceNorm1d(4), False),
+], ids=str)  # fmt: skip
+def test_norms_of_a_token_alone_take_tiles(norm: nn.Module, takes: bool) -> None:
+    assert tiled_mlp.norm_takes_tiles(norm) is takes
+
+
+class Own(nn.Module):
+    """Two parameters whose gradients are one tensor, one that a few tokens alone reach, dropout by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.ones(1, 4)), nn.Parameter(torch.ones(1, 4))
+        self.late = nn.Parameter(torch.ones(4))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + (self.one + self.other)
+        if bool((late := hidden[..., :1] > 90).any()):
+            hidden = torch.where(late, hidden * self.late, hidden)
+        return torch.nn.functional.dropout(hidden, 0.5, self.training)
+
+
+def of_own(tiles: bool, change: Any = lambda module: None) -> dict[str, Tensor]:
+    module = Own()
+    change(module)
+    if tiles:
+        tiled_mlp.tile(module, 3)
+    torch.manual_seed(0)
+    hidden = torch.arange(0, 100, 100 / 36).view(1, 9, 4).requires_grad_()
+    module(hidden).sum().backward()
+    assert hidden.grad is not None
+    return {"hidden": hidden.grad, **{name: p.grad for name, p in module.named_parameters() if p.grad is not None}}
+
+
+@pytest.mark.parametrize("change", [
+    nn.Module.eval, lambda module: module.one.register_hook(lambda gradient: gradient * 0.5).remove,
+], ids=["one tensor, and a late one", "hooks"])  # fmt: skip
+def test_gradients_may_be_one_tensor_come_late_and_have_hooks(change: Any) -> None:
+    def quiet(module: nn.Module) -> None:
+        module.eval()
+        change(module)
+
+    close(of_own(True, quiet), of_own(False, quiet), 1e-6)
+
+
+def test_dropout_by_a_function_draws_the_same_numbers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = of_own(True)
+    monkeypatch.setattr(tiled_mlp, "_run_tiles", plainly)
+    close(found, of_own(True), 1e-6)
 
 
 def test_a_part_with_several_results_is_named() -> None:

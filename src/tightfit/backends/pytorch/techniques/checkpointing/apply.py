@@ -67,24 +67,25 @@ def segments(technique: Segments, build: Build) -> Build:
 
 def tiled_mlp(technique: TiledMlp, build: Build) -> Build:
     # Only whoever asks for it reads of experts.
-    from tightfit.backends.pytorch.techniques.checkpointing.tiled_mlp import feed_forward_takes_tiles, tile
+    from tightfit.backends.pytorch.techniques.checkpointing.tiled_mlp import (
+        feed_forward_takes_tiles,
+        norm_takes_tiles,
+        tile,
+    )
 
     blocks = [block for stack in _stacks(build) for block in stack]
     parts = [mlp_modules(block) for block in blocks]
     tiled = [chain[0] for chain in parts if feed_forward_takes_tiles(chain)]
-    for module in dict.fromkeys([*tiled, *(norm for block in blocks for norm in _norms(block))]):
+    norms = [module for block in blocks for module in block.children() if norm_takes_tiles(module)]
+    for module in dict.fromkeys([*tiled, *norms]):
         tile(module, technique.tokens)
     build = every_block(EveryBlock(), build)
     if len(tiled) == len(parts):
         return build
     note = (f"checkpointing: the feed-forward parts of {len(parts) - len(tiled)} of {len(parts)} blocks are recomputed "
-            "whole, for they send tokens to experts, or are no one module that treats each token alone")
+            "whole, for they send tokens to experts, are code of your own, or are no one module that treats each token "
+            "alone")
     return replace(build, notes=(*build.notes, note))
-
-
-def _norms(block: nn.Module) -> list[nn.Module]:
-    """The normalizations between a block's parts."""
-    return [module for module in block.children() if "norm" in type(module).__name__.lower()]
 
 
 def mlp_only(technique: MlpOnly, build: Build) -> Build:

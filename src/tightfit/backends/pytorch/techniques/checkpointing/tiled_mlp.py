@@ -7,6 +7,7 @@ recomputed, the recomputation ends there, so that tiles cost no forward pass mor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial, wraps
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import checkpoint as torch_checkpoint
 
@@ -26,14 +28,31 @@ from tightfit.errors import ModelError
 Run = Callable[[Tensor], Tensor]
 
 
+KNOWN = ("transformers.", "tightfit.")
+"""Packages whose feed-forward parts treat each token alone: what else there is cannot be seen."""
+MIXING = (_ConvNd, _BatchNorm, nn.GroupNorm, nn.ZeroPad2d)
+"""Modules that are none of one token."""
+NORM = re.compile(r"(?:RMS|Layer)Norm$")
+
+
 def feed_forward_takes_tiles(chain: Sequence[nn.Module]) -> bool:
-    """Whether a block's feed-forward part is one module that treats each token alone: none with experts, whose router
-    counts tokens, or with a convolution."""
-    if len(chain) != 1:
+    """Whether a block's feed-forward part is one module of a known package that treats each token alone: none with
+    experts, whose router counts tokens, or with a convolution."""
+    if len(chain) != 1 or not type(chain[0]).__module__.startswith(KNOWN):
         return False
     names = {name for path, _ in chain[0].named_modules() for name in path.split(".")}
     return (names.isdisjoint({"experts", "router", "gate"}) and next(experts_of(chain[0]), None) is None
-            and not any(isinstance(module, _ConvNd | nn.ZeroPad2d) for module in chain[0].modules()))
+            and not any(isinstance(module, MIXING) for module in chain[0].modules()))
+
+
+def norm_takes_tiles(module: nn.Module) -> bool:
+    """Whether a module normalizes each token alone, over its last dimension."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) != 1:
+        return False
+    kind = type(module)
+    return (kind.__module__.startswith(("torch.nn.", *KNOWN)) and NORM.search(kind.__name__) is not None
+            and next(module.children(), None) is None and all(parameter.dim() == 1 for parameter in module.parameters())
+            and getattr(module, "data_format", "channels_last") == "channels_last")
 
 
 def tile(module: nn.Module, tokens: int) -> None:
@@ -50,7 +69,8 @@ def _tiled(kind: type[Any], tokens: int) -> type[nn.Module]:
     @wraps(inner)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
-        if len(given) == 1 and isinstance(given[0], Tensor) and given[0].dim() > 1:
+        hooked = any(parameter._backward_hooks for parameter in self.parameters())  # which would run for each tile
+        if len(given) == 1 and isinstance(given[0], Tensor) and given[0].dim() > 1 and not hooked:
             rows = max(1, tokens // max(prod(given[0].shape[:-2]), 1))
             if given[0].shape[-2] > rows:
                 return _run_tiles(self, partial(inner, self), given[0], rows)
@@ -153,20 +173,33 @@ class _Backward:
             output, [tile, *self._parameters], self._gradient.narrow(-2, start, tile.shape[-2]), allow_unused=True)
         self.whole.put(start, of_tile)
         if not self.sums:
-            self.sums = found
+            self.sums = _owned(found, self._gradient)
             return
-        for summed, part in zip(self.sums, found, strict=True):
-            if summed is not None and part is not None:
-                summed.add_(part)
+        self.sums = [part if summed is None else summed if part is None else summed.add_(part)
+                     for summed, part in zip(self.sums, found, strict=True)]
+
+
+def _owned(gradients: Sequence[Tensor | None], other: Tensor) -> list[Tensor | None]:
+    """Gradients that may be added to in place: each in memory of its own, and none in another tensor's."""
+    taken = {other.untyped_storage()._cdata}
+    owned: list[Tensor | None] = []
+    for gradient in gradients:
+        if gradient is not None:
+            place = gradient.untyped_storage()._cdata
+            if place in taken or not torch.ops.aten.is_non_overlapping_and_dense(gradient):
+                gradient = gradient.clone(memory_format=torch.contiguous_format)
+            taken.add(place)
+        owned.append(gradient)
+    return owned
 
 
 def _repeated(module: nn.Module, hidden: Tensor) -> Callable[[], Any]:
     """The context in which the module's forward pass is the one at hand again: its autocast, without the casts that it
-    keeps, and where it drops anything its random numbers."""
+    keeps, and its random numbers."""
     kind = hidden.device.type
     autocast = partial(torch.autocast, kind, dtype=torch.get_autocast_dtype(kind),
                        enabled=torch.is_autocast_enabled(kind), cache_enabled=False)
-    draws = any(isinstance(part, nn.Dropout) and part.p and part.training for part in module.modules())
+    draws = module.training and not NORM.search(type(module).__name__)
     cpu_state = torch.get_rng_state() if draws else None
     devices, states = torch_checkpoint.get_device_states(hidden) if draws else ([], [])
 
