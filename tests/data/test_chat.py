@@ -212,8 +212,11 @@ def test_what_an_assistant_says_beside_its_content_is_learned_or_refused(tmp_pat
         found, _ = prepared(tmp_path, tokenizer, rows, template, packing=False)
         assert learned_texts(found, tokenizer) == ["the foxtea<|im_end|>", "so<|im_end|>"]
     in_the_last = thinking[0].replace("{{ message['reasoning']", "{{ message['reasoning'] if loop.last")
+    twice = [{"messages": rows[0]["messages"][:2] * 2}]
+    found, _ = prepared(tmp_path, tokenizer, twice, in_the_last, packing=False)
+    assert learned_texts(found, tokenizer) == ["tea<|im_end|>", "the foxtea<|im_end|>"]
     with pytest.raises(DataError, match=r"more of an assistant's message in .*row 1 than its content.*generation"):
-        prepared(tmp_path, tokenizer, [{"messages": rows[0]["messages"][:2] * 2}], in_the_last)
+        prepared(tmp_path, tokenizer, twice, "{{ messages | length }}" + thinking[0])
 
 
 CALLING = """{% if tools %}<|im_start|>system
@@ -237,16 +240,66 @@ def test_calls_of_functions_are_learned_and_the_functions_shown(tmp_path, tokeni
         rows.append({"messages": CALLED})
     else:
         other = {"type": "function", "function": {"name": "ask", "parameters": {"properties": {"whom": {"type": "x"}}}}}
-        rows = [rows[0], {"messages": CALLED, "tools": [other]}, {"messages": CALLED, "tools": None}]
+        asking = json.loads(json.dumps(CALLED).replace('"what"', '"whom"'))  # a table gives each call both names
+        rows = [rows[0], {"messages": asking, "tools": [other]}, {"messages": CALLED, "tools": None}]
         table = Dataset.from_list(rows)  # which gives each function the names of all
         table.save_to_disk(tmp_path / "saved") if kind == "dataset" else table.to_parquet(tmp_path / "chat.parquet")
     place = {"jsonl": "chat.jsonl", "parquet": "chat.parquet", "dataset": "saved"}[kind]
     found, _ = prepared(tmp_path, tokenizer, rows, CALLING, source=str(tmp_path / place))
     said = ['call serve({"what": "tea"})<|im_end|>', "a fox serves tea<|im_end|>"]
-    assert learned_texts(found, tokenizer) == said * 3
+    second = [said[0].replace("what", "whom"), said[1]] if kind != "jsonl" else said
+    assert learned_texts(found, tokenizer) == [*said, *second, *said]
     shown = AutoTokenizer.from_pretrained(tokenizer).decode(found.train.stream.tokens)
     assert shown.count(json.dumps([TOOL])) == (2 if kind == "jsonl" else 1)
     assert shown.count("<|im_start|>system") == 2
+
+
+def test_what_a_template_leaves_out_of_calls_is_refused(tmp_path, tokenizer):
+    for template in (CHATML, MARKED):
+        with pytest.raises(DataError, match=r"does not write the tool_calls in .*row 1"):
+            prepared(tmp_path, tokenizer, [{"messages": CALLED}], template)
+    plain = [{**message, "tool_calls": []} for message in CHATS[0]["messages"]]
+    found, _ = prepared(tmp_path, tokenizer, [{"messages": plain}], CALLING)
+    assert learned_texts(found, tokenizer) == [" a fox <|im_end|>"]
+    as_text = json.loads(json.dumps(CALLED).replace('{"what": "tea"}', json.dumps('{"what": "tea"}')))
+    found, _ = prepared(tmp_path, tokenizer, [{"messages": as_text}], CALLING)
+    assert learned_texts(found, tokenizer)[0] == 'call serve({"what": "tea"})<|im_end|>'
+
+
+@pytest.mark.parametrize("template", [
+    CALLING.replace("{{ message['content'] }}", "{{ '<think></think>' if loop.last and message.role == 'assistant' }}"
+                    "{{ message['content'] }}"),
+    CALLING.replace("{% for message in messages %}", "{% for message in messages %}"
+                    "{% if message.role == 'assistant' and loop.index0 % 2 == 0 or "
+                    "message.role == 'tool' and not loop.previtem.tool_calls %}"
+                    "{{ raise_exception('roles must alternate') }}{% endif %}", 1),
+    CALLING.replace("{{ call.function.arguments | tojson }}", "{{ '' + call.function.arguments }}"),
+], ids=["writes more of the last", "wants calls before results", "wants arguments as text"])
+def test_calls_are_learned_of_templates_that_see_the_conversation(tmp_path, tokenizer, template):
+    found, _ = prepared(tmp_path, tokenizer, [{"messages": CALLED}], template)
+    call, answer = learned_texts(found, tokenizer)
+    assert call == 'call serve({"what": "tea"})<|im_end|>'
+    assert answer.endswith("a fox serves tea<|im_end|>")
+
+
+def test_a_last_turn_may_end_in_more_than_the_others(tmp_path, tokenizer):
+    template = CHATML.replace("<|im_end|>", "<|im_end|>{{ '</s>' if loop.last and message.role == 'assistant' }}", 1)
+    found, _ = prepared(tmp_path, tokenizer, [say("who", "a fox", "tea?", "tea")], template)
+    first, last = learned_texts(found, tokenizer)
+    assert (first, last.startswith("tea<|im_end|>")) == ("a fox<|im_end|>", True)
+    assert AutoTokenizer.from_pretrained(tokenizer).decode([found.turn_end]) == "<|im_end|>"
+
+
+@pytest.mark.parametrize(("turns", "words"), [
+    ([{"from": "human", "value": "a"}, {"from": "gptt", "value": "b"}],
+     r"message 2 of .* is from 'gptt'; did you mean"),
+    ("[" * 100_000, "holds text that is no JSON list"),
+    ([{"role": "user\ud800", "content": "a"}], "message 1 of .*half of a character"),
+    ([{**CALL, "tool_calls": "x"}], "tool_calls of message 1 of .*no list of mappings"),
+])  # fmt: skip
+def test_conversations_that_are_none_are_named(tmp_path, tokenizer, turns, words):
+    with pytest.raises(DataError, match=words):
+        prepared(tmp_path, tokenizer, [{"messages": turns}])
 
 
 def test_sharegpts_conversations_are_messages(tmp_path, tokenizer):

@@ -8,51 +8,32 @@ that holds more than its content, such as calls of functions, is what the render
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tightfit.data.conversations import ASSISTANT, Conversation, Message, arguments_as_text, read_conversation
 from tightfit.data.readers import LEARNED, MESSAGES, TEXT, TOOLS, Row, Wanted
 from tightfit.data.tokenizer_choice import read_chat_template
 from tightfit.data.tokenizing import Tokenizer, load_tokenizer
-from tightfit.errors import DataError, one_line, shown
+from tightfit.errors import DataError, one_line
 from tightfit.files import digest
 from tightfit.recipe import Data
 from tightfit.tasks import Array
 
-ASSISTANT = "assistant"
 MARKS = re.compile(r"\{%-?\s*generation\b")
 """A template's own marks around what the assistant says."""
+READS_NONE = re.compile(r"content\S* is (?:not )?none")
+"""A template's own treatment of messages without content; others would write the word None."""
 HOLDERS = re.compile("\ue000\\d+\ue001")
 """Placeholders of turns, in characters that no text has a meaning for."""
 
-SHAREGPT_ROLES = {"human": "user", "gpt": ASSISTANT}
-"""Roles by ShareGPT's names for them; others are as they are."""
-
 Span = tuple[int, int]
-Message = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Messages, and the functions that the assistant may call, as JSON schemas. origin: the row, for messages."""
-
-    messages: list[Message]
-    tools: list[Any] | None
-    origin: str
-
-
-def texts_of(row: Row) -> Iterator[str]:
-    """The texts in a row's messages, whatever else they hold: what is wrong with them is said where they are read."""
-    with suppress(DataError):
-        yield from (message["content"] for message in _conversation(row, "a row").messages)
 
 
 def with_template(tokenizer: Tokenizer, data: Data, name: str) -> Tokenizer:
@@ -97,7 +78,7 @@ def _conversations(
     template = _Template(tokenizer.backend)
     texts, spans = [], []
     for row, origin in zip(rows, origins, strict=True):
-        text, inside = template.learned(_conversation(row, origin))
+        text, inside = template.learned(read_conversation(row, origin))
         texts.append(text)
         spans.append(inside)
     for (ids, offsets), inside in zip(tokenizer.located(texts, False), spans, strict=True):
@@ -114,51 +95,88 @@ class _Template:
 
     def learned(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """A conversation's text, and where the assistant's turns lie in it. Raises DataError where that cannot be
-        told."""
-        if conversation.tools and TOOLS not in self._source:
-            raise DataError(f"data: {conversation.origin} has {TOOLS}, which the chat template does not write; write "
-                            "data.chat_template=<one that does>, or leave the field out of the data")
+        told, and where the template leaves out what is to be learned."""
+        try:
+            text, spans = self._written(conversation)
+        except DataError:
+            if conversation == (textual := arguments_as_text(conversation)):
+                raise
+            conversation = textual
+            text, spans = self._written(conversation)
         messages, origin = conversation.messages, conversation.origin
-        text, spans = self._written(conversation)
+        if conversation.tools and self._leaves_alike(replace(conversation, tools=None), text):
+            raise DataError(f"data: {origin} has {TOOLS}, which the chat template does not write; write "
+                            "data.chat_template=<one that does>, or leave the field out of the data")
+        calls = any("tool_calls" in message for message in messages)
+        bare = [{"role": ASSISTANT, "content": m["content"] or ""} if m["role"] == ASSISTANT else m for m in messages]
+        alike = bare == messages
+        if not alike and (calls or not self._marked):
+            alike = self._leaves_alike(replace(conversation, messages=bare), text)
+        if alike and calls:
+            raise DataError(f"data.messages: the chat template does not write the tool_calls in {origin}; write "
+                            "data.chat_template=<one that does>, or the calls as content")
         if self._marked:
             return text, spans
-        bare = [{"role": ASSISTANT, "content": m["content"]} if m["role"] == ASSISTANT else m for m in messages]
-        if bare != messages and self._written(conversation, bare)[0] != text:
+        if not alike:
             return text, self._added(conversation, text)
-        held, last = _held(messages)
-        between = HOLDERS.split(self._written(conversation, held)[0])
-        whole = last in (0, len(held))
-        ending = _ending(between if whole else HOLDERS.split(self._written(conversation, held[:last])[0]))
-        said = [message["content"] for message in messages if message["role"] == ASSISTANT]
-        return text, _turns(text, between, said, ending, origin)
+        held, last = _held(bare)
+        between = HOLDERS.split(self._written(replace(conversation, messages=held))[0])
+        ending = between[-1].rstrip() if last in (0, len(held)) else self.ending(conversation)
+        return text, _turns(text, between, [m["content"] for m in bare if m["role"] == ASSISTANT], ending, origin)
+
+    def _leaves_alike(self, conversation: Conversation, text: str) -> bool:
+        """Whether another conversation is written as the same text; not where the template refuses it."""
+        try:
+            return self._written(conversation)[0] == text
+        except DataError:
+            return False
+
+    def ending(self, conversation: Conversation) -> str:
+        """What the template ends the assistant's last turn with that says something; empty where that is not seen."""
+        says = [m for m in conversation.messages if m["role"] != "tool" and "tool_calls" not in m]
+        held, last = _held(says)
+        try:
+            between = HOLDERS.split(self._written(replace(conversation, messages=held[:last]))[0]) if last else []
+        except DataError:  # which wants what was left out
+            return ""
+        turns = sum(message["role"] == ASSISTANT for message in held)
+        return between[-1].rstrip() if len(between) == turns + 1 else ""
 
     def _added(self, conversation: Conversation, text: str) -> list[Span]:
         """Spans of what each of the assistant's turns adds to the conversation up to it."""
         spans: list[Span] = []
-        for place, message in enumerate(conversation.messages):
-            if message["role"] == ASSISTANT:
-                before, _ = self._written(conversation, conversation.messages[:place], prompt=True)
-                until = self._written(conversation, conversation.messages[: place + 1])[0].rstrip()
-                if not (text.startswith(until) and until.startswith(before)):
-                    raise DataError(f"data.messages: the chat template writes more of an assistant's message in "
-                                    f"{conversation.origin} than its content, such as calls of tools or reasoning, and "
-                                    "not all of it in every turn, so that it cannot be told from the rest; write "
-                                    "data.chat_template=<one with {% generation %} around it>, or all of it as content")
-                spans.append((len(before), len(until)))
+        messages, ending = conversation.messages, self.ending(conversation)
+        for place, message in enumerate(messages):
+            if message["role"] != ASSISTANT:
+                continue
+            before = self._written(replace(conversation, messages=messages[:place]), prompt=True)[0]
+            until = self._written(replace(conversation, messages=messages[: place + 1]))[0].rstrip()
+            start, stop = len(before), len(until)
+            if not text.startswith(until):  # of the last turn some templates write more than of the same elsewhere
+                stop = text.find(ending, start) + len(ending) if ending else -1
+                following = (messages[place + 1]["content"] or "") if place + 1 < len(messages) else ""
+                if stop < start + len(ending) or following.strip() not in text[stop:]:
+                    stop = -1
+            if not text.startswith(before) or stop <= start:
+                raise DataError(f"data.messages: the chat template writes more of an assistant's message in "
+                                f"{conversation.origin} than its content, such as calls of tools or reasoning, and "
+                                "not all of it in every turn, so that it cannot be told from the rest; write "
+                                "data.chat_template=<one with {% generation %} around it>, or all of it as content")
+            spans.append((start, stop))
         return spans
 
-    def _written(
-        self, conversation: Conversation, messages: list[Message] | None = None, *, prompt: bool = False
-    ) -> tuple[str, list[Span]]:
-        """The text of a conversation, or of other messages in its place, and where the template's marks lie. prompt:
-        with what begins the assistant's turn."""
+    def _written(self, conversation: Conversation, *, prompt: bool = False) -> tuple[str, list[Span]]:
+        """The text of a conversation, and where the template's marks lie. prompt: with what begins the assistant's
+        turn."""
         from transformers.utils.chat_template_utils import render_jinja_template  # slow as a tokenizer's own library
 
+        messages = conversation.messages
+        if not READS_NONE.search(self._source):
+            messages = [{**message, "content": message["content"] or ""} for message in messages]
         try:
             (text,), spans = render_jinja_template(
-                [conversation.messages if messages is None else messages], tools=conversation.tools,
-                chat_template=self._source, return_assistant_tokens_mask=self._marked, add_generation_prompt=prompt,
-                **self._special_tokens,
+                [messages], tools=conversation.tools, chat_template=self._source,
+                return_assistant_tokens_mask=self._marked, add_generation_prompt=prompt, **self._special_tokens,
             )  # fmt: skip
         except Exception as error:  # of Jinja, and of the template's own
             raise DataError(f"data.messages: the chat template refuses {conversation.origin}: {one_line(error)}; "
@@ -173,22 +191,22 @@ def _held(messages: list[Message]) -> tuple[list[Message], int]:
     return held, turns[-1] + 1 if turns else 0
 
 
-def _ending(between: list[str]) -> str:
-    """The end of the assistant's turn. between: the template's text around those of messages that end with one."""
-    return between[-1].rstrip()
-
-
 def turn_end(tokenizer: Tokenizer, rows: Iterable[Row]) -> int | None:
     """The token with which the chat template ends the assistant's turn in the first of the conversations that has one;
-    None where it does so by no single one."""
-    backend = tokenizer.backend
+    None where it does so by none that is never cut."""
+    template, whole = _Template(tokenizer.backend), tokenizer.backend.added_tokens_decoder
     for row in rows:
-        held, last = _held(_conversation(row, "a row").messages)
-        if last:
-            shown = backend.apply_chat_template(held[:last], tokenize=False)
-            ids = backend(_ending(HOLDERS.split(str(shown))), add_special_tokens=False)["input_ids"]
-            return int(ids[0]) if len(ids) == 1 else None
+        if ending := template.ending(read_conversation(row, "a row")):
+            ids = tokenizer.backend(ending, add_special_tokens=False)["input_ids"]
+            return int(ids[0]) if len(ids) == 1 or ids[0] in whole else None
     return None
+
+
+def _common(after: str, ending: str) -> str:
+    """What of the last turn's ending another turn has, too: all of it, or whole tokens such as <|end|>."""
+    differ = next((place for place, pair in enumerate(zip(after, ending, strict=False)) if pair[0] != pair[1]), None)
+    shared = ending[: min(len(after), len(ending)) if differ is None else differ]
+    return shared if shared == ending else shared[: max(shared.rfind(">"), shared.rfind("]")) + 1]
 
 
 def _turns(text: str, between: list[str], said: list[str], ending: str, origin: str) -> list[Span]:
@@ -203,7 +221,7 @@ def _turns(text: str, between: list[str], said: list[str], ending: str, origin: 
             if shown is None:
                 break
             stop = place + len(shown)
-            spans.append((place, stop + len(ending) * after.startswith(ending)))
+            spans.append((place, stop + len(_common(after, ending))))
             place = stop + len(after)
     if len(spans) < len(said) or place != len(text):
         raise DataError(f"data.messages: the chat template changes what the assistant says in {origin}, so that it "
@@ -219,68 +237,3 @@ def _inside(offsets: Iterable[Span], spans: Sequence[Span]) -> list[int]:
     for start, stop in spans:
         found |= (ends > np.maximum(begins, start)) & (begins < stop)
     return found.tolist()
-
-
-def _conversation(row: Row, origin: str) -> Conversation:
-    """A row's messages and functions, or those of its instruction, input and output, checked: mappings with a role and
-    a text. Raises DataError."""
-    match row:
-        case (asked, given, said):
-            parts = [part for part in (asked, given) if part not in ("", None)]  # most have no input
-            whole = "\n\n".join(parts) if all(isinstance(part, str) for part in parts) else parts
-            found: Any = [{"role": "user", "content": whole}, {"role": ASSISTANT, "content": said}]
-            return Conversation(_messages(found, origin), None, origin)
-        case (found, tools):
-            return Conversation(_messages(_read(found, MESSAGES, origin), origin), _tools(tools, origin), origin)
-    raise AssertionError(row)
-
-
-def _read(value: Any, field: str, origin: str) -> Any:
-    """A list, or what JSON in a text holds."""
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except ValueError:
-            meant = "; write the text's field as data.text" if field == MESSAGES else ""
-            raise DataError(f"{field}: {origin} holds text that is no JSON list{meant}") from None
-    return value
-
-
-def _tools(value: Any, origin: str) -> list[Any] | None:
-    """JSON schemas, without the names that a table of many has given to each."""
-    found = _read(value or None, TOOLS, origin)
-    if found is None or (isinstance(found, list) and all(isinstance(tool, Mapping) for tool in found)):
-        return _without_none(found) or None
-    raise DataError(f"{TOOLS}: {origin} holds {shown(found)}, and no list of JSON schemas of functions; write them so, "
-                    "or leave the field out of the data")
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_none(item) for name, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list) else value
-
-
-def _messages(value: Any, origin: str) -> list[Message]:
-    """A conversation's messages, checked."""
-    usual = 'write [{"role": "user", "content": "..."}, ...]'
-    if not isinstance(value, list) or not value:
-        raise DataError(f"data.messages: {origin} holds {shown(value)}, and no list of messages; {usual}")
-    return [_message(message, f"message {number} of {origin}", usual) for number, message in enumerate(value, 1)]
-
-
-def _message(value: Any, origin: str, usual: str) -> Message:
-    if isinstance(value, Mapping) and "role" not in value and isinstance(value.get("from"), str):  # as ShareGPT has it
-        value = {"role": SHAREGPT_ROLES.get(value["from"], value["from"]), "content": value.get("value")}
-    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        raise DataError(f"data.messages: {origin} is {shown(value)}, without a role; {usual}")
-    message = {name: item for name, item in value.items() if item is not None}
-    if message.get("tool_calls"):  # beside which most say nothing
-        message.setdefault("content", "")
-    if not isinstance(message.get("content"), str):
-        raise DataError(f"data.messages: the content of {origin} is {shown(message.get('content'))}, not text; {usual}")
-    try:
-        message["content"].encode()
-    except UnicodeEncodeError:
-        raise DataError(f"data.messages: the content of {origin} holds half of a character; mend that text") from None
-    return message

@@ -79,9 +79,16 @@ def picked(rows: Iterable[Mapping[str, Any]], wanted: Wanted, name: str) -> Iter
     number = 0
     try:
         for number, row in enumerate(rows, 1):
-            yield pick(row, wanted, f"{name} row {number}")
+            yield tuple(map(_without_none, pick(row, wanted, f"{name} row {number}")))
     except ValueError as error:  # of Arrow, and of texts in no encoding
         raise DataError(f"data: {name} cannot be read behind row {number}: {one_line(error)}") from None
+
+
+def _without_none(value: Any) -> Any:
+    """A table's value, whose mappings have the names of every row's: without those that this one has nothing for."""
+    if isinstance(value, Mapping):
+        return {name: _without_none(item) for name, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
 
 
 def decode(raw: bytes, path: Path) -> str:

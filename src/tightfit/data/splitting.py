@@ -72,7 +72,7 @@ class Split:
     def _texts(self, row: Row, columns: list[int]) -> Iterator[str]:
         if MESSAGES not in self.wanted:
             return (row[i] for i in columns)
-        from tightfit.data.chat import texts_of  # for conversations alone
+        from tightfit.data.conversations import texts_of  # for conversations alone
 
         return texts_of(row)
 

@@ -1,0 +1,134 @@
+"""Conversations in rows of data: messages by role, ShareGPT's and Alpaca's forms of them, and the functions that an
+assistant may call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tightfit.data.readers import MESSAGES, TOOLS, Row
+from tightfit.errors import DataError, nearest, one_line, shown
+
+ASSISTANT = "assistant"
+SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, ASSISTANT: ASSISTANT,
+                  "system": "system", "tool": "tool", "observation": "tool"}
+"""Roles by ShareGPT's names for them."""
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, and the functions that the assistant may call, as JSON schemas. origin: the row, for messages."""
+
+    messages: list[Message]
+    tools: list[Any] | None
+    origin: str
+
+
+def texts_of(row: Row) -> Iterator[str]:
+    """The texts in a row's messages, whatever else they hold: what is wrong with them is said where they are read."""
+    with suppress(DataError):
+        yield from (message["content"] or "" for message in read_conversation(row, "a row").messages)
+
+
+def read_conversation(row: Row, origin: str) -> Conversation:
+    """A row's messages and functions, or those of its instruction, input and output, checked: mappings with a role and
+    a text. Raises DataError."""
+    match row:
+        case (asked, given, said):
+            parts = [part for part in (asked, given) if part not in ("", None)]  # most have no input
+            whole = "\n\n".join(parts) if all(isinstance(part, str) for part in parts) else parts
+            found: Any = [{"role": "user", "content": whole}, {"role": ASSISTANT, "content": said}]
+            return Conversation(_messages(found, origin), None, origin)
+        case (found, tools):
+            return Conversation(_messages(_read(found, MESSAGES, origin), origin), _tools(tools, origin), origin)
+    raise AssertionError(row)
+
+
+def arguments_as_text(conversation: Conversation) -> Conversation:
+    """The conversation with the arguments of calls as JSON text, as few templates want them."""
+    def textual(call: dict[str, Any]) -> dict[str, Any]:
+        function = call.get("function")
+        if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+            return call
+        text = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": text}}
+
+    return replace(conversation, messages=[
+        {**message, "tool_calls": [textual(call) for call in message["tool_calls"]]} if "tool_calls" in message
+        else message for message in conversation.messages])  # fmt: skip
+
+
+def _read(value: Any, field: str, origin: str) -> Any:
+    """A list, or what JSON in a text holds."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            meant = "; write the text's field as data.text" if field == MESSAGES else ""
+            raise DataError(f"{field}: {origin} holds text that is no JSON list{meant}") from None
+    return value
+
+
+def _tools(value: Any, origin: str) -> list[Any] | None:
+    """JSON schemas; None where there are none."""
+    found = _read(value or None, TOOLS, origin)
+    if found is None or (isinstance(found, list) and all(isinstance(tool, Mapping) for tool in found)):
+        _writable(found, f"{TOOLS}: {origin}")
+        return found or None
+    raise DataError(f"{TOOLS}: {origin} holds {shown(found)}, and no list of JSON schemas of functions; write them so, "
+                    "or leave the field out of the data")
+
+
+def _writable(value: Any, what: str) -> None:
+    """Raises DataError unless a value can be written in UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{what} holds half of a character; mend that text") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{what} cannot be written as JSON: {one_line(error)}; mend it") from None
+
+
+def _messages(value: Any, origin: str) -> list[Message]:
+    """A conversation's messages, checked."""
+    usual = 'write [{"role": "user", "content": "..."}, ...]'
+    if not isinstance(value, list) or not value:
+        raise DataError(f"data.messages: {origin} holds {shown(value)}, and no list of messages; {usual}")
+    return [_message(message, f"message {number} of {origin}", usual) for number, message in enumerate(value, 1)]
+
+
+def _message(value: Any, origin: str, usual: str) -> Message:
+    message = {name: item for name, item in value.items() if item is not None} if isinstance(value, Mapping) else {}
+    if "role" not in message and isinstance(said := message.get("from"), str):  # as ShareGPT has it
+        if said not in SHAREGPT_ROLES:
+            raise DataError(f"data.messages: {origin} is from {shown(said)}; {nearest(said, SHAREGPT_ROLES)}")
+        message = {"role": SHAREGPT_ROLES[said], "content": message.get("value")}
+    if not isinstance(message.get("role"), str):
+        raise DataError(f"data.messages: {origin} is {shown(value)}, without a role; {usual}")
+    if calls := message.pop("tool_calls", None):
+        if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+            raise DataError(f"data.messages: tool_calls of {origin} are {shown(calls)}, and no list of mappings; write "
+                            '[{"type": "function", "function": {"name": "...", "arguments": {}}}]')
+        message["tool_calls"] = [_call(call) for call in calls]
+        message.setdefault("content", None)  # beside which most say nothing
+    if not isinstance(message.get("content"), str) and (not calls or message["content"] is not None):
+        raise DataError(f"data.messages: the content of {origin} is {shown(message.get('content'))}, not text; {usual}")
+    _writable(message, f"data.messages: {origin}")
+    return message
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call of a function, with its arguments as a mapping: templates write JSON text of them as a text."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, Mapping) else dict(call)
