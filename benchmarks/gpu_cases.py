@@ -172,6 +172,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "qwen2.5-0.5b 4x2048 compile=per-block precision=bf16-pure", "gpt2 8x1024*4 compile=per-block precision=fp32",
         "opt-125m 32x512 compile=per-block precision=fp16",
     ),
+    "tiles": (  # last, for the order says how full each card is
+        "llama-3.2-1b 1x65536 loss=chunked checkpointing=tiled-mlp",
+        "llama-3.2-1b 8x2048 checkpointing=tiled-mlp checkpointing.tokens=4096",
+    ),
 }
 RETRIES = (
     "gpt2 16x1024", "gpt2 8x1024*2.5 attention=eager", "gpt2-medium 8x1024*2.5 attention=eager", "t5-base 24x512",
