@@ -160,9 +160,14 @@ class TiledMlp(Checkpointing):
         return [each for each in settings if recipe.seq_len > each.tokens]  # shorter ones have smaller micro-batches
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+        reasons = []
         if recipe.compile != "auto" and recipe.compile.compiles:
-            return ["a tile's backward pass is a graph of its own, which the compiler cannot follow; write compile=off"]
-        return []
+            reasons.append("a tile's backward pass is a graph of its own, which the compiler cannot follow; write "
+                           "compile=off")
+        if recipe.parallel.engine_steps and recipe.parallel.shards:
+            reasons.append("a tile's backward pass is a graph of its own, for which stage 3 gathers no weights; write "
+                           "checkpointing=every-block, or parallel.stage=2")
+        return reasons
 
 
 @technique
