@@ -1,7 +1,7 @@
 """The longest sequences of an 8B model that fit a card, planned: with each block recomputed as a whole, and with its
 feed-forward part and norms in tiles.
 
-Run: python benchmarks/longest.py     writes results/longest.json; no GPU is needed; half an hour on one core
+Run: python benchmarks/longest.py     writes results/longest.json; no GPU is needed; some ten minutes on one core
 """
 
 from __future__ import annotations

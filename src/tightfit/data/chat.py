@@ -94,8 +94,8 @@ class _Template:
         self._marked = MARKS.search(self._source) is not None
 
     def learned(self, conversation: Conversation) -> tuple[str, list[Span]]:
-        """A conversation's text, and where the assistant's turns lie in it. Raises DataError where that cannot be
-        told, and where the template leaves out what is to be learned."""
+        """A conversation's text, and the spans of the assistant's turns in it. Raises DataError where they cannot be
+        found, or the template leaves out tools or tool calls."""
         try:
             text, spans = self._written(conversation)
         except DataError:
@@ -132,7 +132,7 @@ class _Template:
             return False
 
     def ending(self, conversation: Conversation) -> str:
-        """What the template ends the assistant's last turn with that says something; empty where that is not seen."""
+        """The end-of-turn text behind the assistant's last turn with content; empty where none is found."""
         says = [m for m in conversation.messages if m["role"] != "tool" and "tool_calls" not in m]
         held, last = _held(says)
         try:
@@ -160,7 +160,7 @@ class _Template:
             if not text.startswith(before) or stop <= start:
                 raise DataError(f"data.messages: the chat template writes more of an assistant's message in "
                                 f"{conversation.origin} than its content, such as calls of tools or reasoning, and "
-                                "not all of it in every turn, so that it cannot be told from the rest; write "
+                                "not the same in every turn, so that its span cannot be found; write "
                                 "data.chat_template=<one with {% generation %} around it>, or all of it as content")
             spans.append((start, stop))
         return spans
@@ -203,7 +203,7 @@ def turn_end(tokenizer: Tokenizer, rows: Iterable[Row]) -> int | None:
 
 
 def _common(after: str, ending: str) -> str:
-    """What of the last turn's ending another turn has, too: all of it, or whole tokens such as <|end|>."""
+    """The prefix of the last turn's end-of-turn text that another turn has too: all of it, or whole special tokens."""
     differ = next((place for place, pair in enumerate(zip(after, ending, strict=False)) if pair[0] != pair[1]), None)
     shared = ending[: min(len(after), len(ending)) if differ is None else differ]
     return shared if shared == ending else shared[: max(shared.rfind(">"), shared.rfind("]")) + 1]

@@ -63,8 +63,7 @@ class Parallel(Technique):
         return 1
 
     def communicating_less(self, several: bool) -> list[Self]:
-        """Settings with which processes exchange less, and hold more. several: whether each has several micro-batches.
-        """
+        """Settings that exchange less, and hold more. several: whether each process has several micro-batches."""
         return []
 
     def of_one_process(self, recipe: Recipe) -> Recipe:
@@ -259,8 +258,7 @@ class Zero(_Divided):
     stage: Literal[1, 2, 3] = 2
     """Stage, by what is divided: 1 optimizer states, 2 gradients as well, 3 weights as well."""
     offload: Literal["none", "cpu", "nvme"] = "none"
-    """Where optimizer states wait, and in stage 3 weights: cpu is the host's memory, where they are updated; nvme a
-    drive, in stage 3 alone."""
+    """Where optimizer states are kept, and in stage 3 weights: cpu is host memory; nvme a drive, in stage 3 alone."""
     nvme_path: str | None = None
     """A folder on the drive, for offload=nvme."""
 

@@ -80,7 +80,7 @@ def _tiled(kind: type[Any], tokens: int) -> type[nn.Module]:
 
 
 def _run_tiles(module: nn.Module, run: Run, hidden: Tensor, rows: int) -> Tensor:
-    """What a module makes of all of `hidden`, (..., T, H), `rows` of T at a time."""
+    """The module's output for `hidden`, (..., T, H), computed `rows` positions of T at a time."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not (torch.is_grad_enabled() and (hidden.requires_grad or parameters)):
         return _outputs(run, hidden, rows)
