@@ -175,6 +175,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "tiles": (  # last, for the order says how full each card is
         "llama-3.2-1b 1x65536 loss=chunked checkpointing=tiled-mlp",
         "llama-3.2-1b 8x2048 checkpointing=tiled-mlp checkpointing.tokens=4096",
+        "llama-3.2-1b 1x65536 loss=chunked checkpointing=tiled-mlp compile=per-block",
     ),
 }
 RETRIES = (

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -25,13 +25,10 @@ import record
 from cpu_truth import Allocations
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorBatch
-from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.build import Build, CompileBackend
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate.compiled.regions import Regions, compiling_for
 from tightfit.backends.pytorch.simulate.cpu_scratch import scratch
-from tightfit.backends.pytorch.techniques.checkpointing.memory_budget import memory_budget
-from tightfit.backends.pytorch.techniques.checkpointing.recomputation import compile_module
-from tightfit.backends.pytorch.techniques.loss.of_logits import cross_entropy_sum
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
 
@@ -42,34 +39,42 @@ VOCABULARY = 512
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A tiny model, and how it is compiled. `budget` is the compiler's memory budget."""
+    """A tiny model, and how it is compiled and recomputed."""
 
     model: str = "gpt2"
-    scope: str = "per-block"
+    compile: str = "per-block"
     dropout: float = 0.0
     precision: str = "fp32"
     attention: str = "sdpa"
-    checkpointing: str = "none"
-    budget: float | None = None
+    checkpointing: str | dict[str, Any] = "none"
+
+
+TILES = {"name": "tiled-mlp", "tokens": 256}
+
+
+def budget(share: float) -> dict[str, Any]:
+    return {"name": "memory-budget", "budget": share}
 
 
 CASES = {
     "gpt2": Case(),
-    "gpt2, whole": Case(scope="whole"),
+    "gpt2, whole": Case(compile="whole"),
     "gpt2, dropout": Case(dropout=0.1),
     "gpt2, bf16": Case(precision="bf16"),
     "gpt2, eager attention": Case(attention="eager"),
     "gpt2, every block recomputed": Case(checkpointing="every-block"),
     "gpt2, every block recomputed, dropout": Case(checkpointing="every-block", dropout=0.1),
-    "gpt2, whole, every block recomputed": Case(scope="whole", checkpointing="every-block"),
+    "gpt2, whole, every block recomputed": Case(compile="whole", checkpointing="every-block"),
     "gpt2, segments": Case(checkpointing="segments"),
-    "gpt2, budget 0.5": Case(budget=0.5),
-    "gpt2, budget 0": Case(budget=0.0),
-    "gpt2, whole, budget 0.3, dropout": Case(scope="whole", budget=0.3, dropout=0.1),
+    "gpt2, budget 0.5": Case(checkpointing=budget(0.5)),
+    "gpt2, budget 0": Case(checkpointing=budget(0)),
+    "gpt2, whole, budget 0.3, dropout": Case(compile="whole", checkpointing=budget(0.3), dropout=0.1),
+    "gpt2, tiles, dropout": Case(checkpointing=TILES, dropout=0.1),
     "llama": Case("llama"),
-    "llama, whole, bf16": Case("llama", scope="whole", precision="bf16"),
+    "llama, whole, bf16": Case("llama", compile="whole", precision="bf16"),
+    "llama, tiles, bf16": Case("llama", checkpointing=TILES, precision="bf16"),
     "bert, dropout": Case("bert", dropout=0.1),
-    "bert, whole": Case("bert", scope="whole"),
+    "bert, whole": Case("bert", compile="whole"),
 }
 
 
@@ -95,34 +100,27 @@ def make_model(case: Case) -> nn.Module:
     return model
 
 
-def prepare(case: Case, backend: Any) -> Build:
-    """The model with its techniques applied, in training's order."""
+def prepare(case: Case, backend: CompileBackend | None = None) -> Build:
+    """The model with its techniques applied. backend: what the compiler gets in place of Inductor."""
     recipe = Recipe.from_dict({
         "task": "masked-lm" if case.model == "bert" else "causal-lm", "attention": case.attention,
-        "precision": case.precision, "checkpointing": case.checkpointing, "compile": "off", "optimizer": "adamw",
-        "seq_len": LENGTH, "micro_batch_size": ROWS, "batch_size": ROWS, "device": "cpu",
+        "precision": case.precision, "checkpointing": case.checkpointing, "compile": case.compile,
+        "optimizer": "adamw", "seq_len": LENGTH, "micro_batch_size": ROWS, "batch_size": ROWS, "device": "cpu",
     })
-    build = assemble(recipe, CPU, torch.device("cpu"), make_model(case))
-    for module in [build.model] if case.scope == "whole" else [block for stack in build.stacks for block in stack]:
-        compile_module(module, backend=backend)
-    return build
+    return assemble(recipe, CPU, torch.device("cpu"), make_model(case),
+                    lambda build: dataclasses.replace(build, compile_backend=backend))
 
 
 def forward(build: Build) -> Tensor:
     """The loss of one micro-batch: nothing stays alive but what the backward pass needs."""
     ids = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % VOCABULARY
-    with build.forward_context():
-        return cross_entropy_sum(build.logits(TensorBatch(inputs={"input_ids": ids}, labels=ids)), ids)
-
-
-def budgeted(case: Case) -> Any:
-    return nullcontext() if case.budget is None else memory_budget(case.budget)
+    return build.loss_sum(TensorBatch(inputs={"input_ids": ids}, labels=ids))
 
 
 def measured(case: Case) -> dict[str, int]:
     """Peaks of the second step, in bytes above what stood before it."""
-    build = prepare(case, "inductor")
-    with budgeted(case):
+    build = prepare(case)
+    with build.process_settings():
         forward(build).backward()
         build.model.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
@@ -142,8 +140,9 @@ def allocations(work: Callable[[], object]) -> tuple[int, int]:
 def predicted(case: Case) -> dict[str, int]:
     tracker = Tracker(scratch=scratch)
 
-    with FakeTensorMode(), compiling_for(FakeTensorMode), budgeted(case), tracker:
-        build = prepare(case, Regions(CPU, scratch).reporting_to(tracker)("inductor", "default"))
+    with FakeTensorMode(), compiling_for(FakeTensorMode), ExitStack() as settings, tracker:
+        build = prepare(case, Regions(CPU, scratch).reporting_to(tracker))
+        settings.enter_context(build.process_settings())
         forward(build).backward()
         build.model.zero_grad(set_to_none=True)
         with tracker.span("base"):

@@ -22,6 +22,8 @@ class Checkpointing(Technique):
     """Whether it recomputes several blocks as one."""
     recomputes: ClassVar[bool] = True
     """Whether anything is computed again in the backward pass."""
+    tiles: ClassVar[bool] = False
+    """Whether parts of a block take some tokens at a time, in a backward pass of their own."""
 
     @property
     def period(self) -> int | None:
@@ -144,6 +146,7 @@ class TiledMlp(Checkpointing):
     Arctic Long Sequence Training, arXiv 2506.13996)."""
 
     name: ClassVar[str] = "tiled-mlp"
+    tiles: ClassVar[bool] = True
     exact: ClassVar = "rounding"
     speed: ClassVar[str] = "a few percent slower than every-block"
     memory: ClassVar[str] = "as every-block, without most of one block's activations: for long sequences"
@@ -161,9 +164,9 @@ class TiledMlp(Checkpointing):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
-        if recipe.compile != "auto" and recipe.compile.compiles:
-            reasons.append("a tile's backward pass is a graph of its own, which the compiler cannot follow; write "
-                           "compile=off")
+        if recipe.compile != "auto" and (recipe.compile.one_region or recipe.compile.records_graphs):
+            reasons.append("a tile's backward pass is a graph of its own, which a whole compiled model or a CUDA graph "
+                           "cannot hold; write compile=per-block")
         if recipe.parallel.engine_steps and recipe.parallel.shards:
             reasons.append("a tile's backward pass is a graph of its own, for which stage 3 gathers no weights; write "
                            "checkpointing=every-block, or parallel.stage=2")

@@ -54,6 +54,7 @@ AOT = {"name": "per-block", "backend": "aot_eager"}
 COMPILED: dict[str, dict[str, Any]] = {
     "compiled": {"compile": AOT},
     "compiled and checkpointed": {"compile": AOT, "checkpointing": "every-block"},
+    "compiled tiles": {"compile": AOT, "checkpointing": {"name": "tiled-mlp", "tokens": 8}, **LLAMA},
     "compiled llama": {"compile": AOT, "precision": "bf16", "loss": "chunked", **LLAMA},
 }  # fmt: skip
 DDP_ALONE = {"segments": {"checkpointing": "segments"}, "adafactor": {"optimizer": "adafactor", "learning_rate": 1e-2},

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.checkpointing.recomputation import compile_module
 from tightfit.errors import OutOfMemory
@@ -19,10 +21,22 @@ comes after them runs op by op, in silence."""
 
 
 def per_block(technique: PerBlock, build: Build) -> Build:
+    checkpointing = build.recipe.checkpointing
+    in_parts = checkpointing != "auto" and checkpointing.tiles
     for stack in build.stacks:
         for block in stack:
-            compile_module(block, **_arguments(technique, build))
+            for module in _parts(block) if in_parts else [block]:
+                compile_module(module, **_arguments(technique, build))
     return replace(build, settings=(*build.settings, _compiling))
+
+
+def _parts(block: nn.Module) -> Iterator[nn.Module]:
+    """A block's own modules, without torch's, which are one kernel each as they are."""
+    for part in block.children():
+        if isinstance(part, nn.ModuleList):
+            yield from part
+        elif not type(part).__module__.startswith("torch.nn"):
+            yield part
 
 
 def whole_model(technique: WholeModel, build: Build) -> Build:

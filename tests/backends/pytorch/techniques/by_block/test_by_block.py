@@ -48,6 +48,8 @@ TECHNIQUES = {
     "compiled": {"compile": {"name": "per-block", "backend": "aot_eager"}},
     "compiled and recomputed": {"compile": {"name": "per-block", "backend": "aot_eager"},
                                 "checkpointing": "every-block"},
+    "compiled and recomputed by tiles": {"compile": {"name": "per-block", "backend": "aot_eager"},
+                                         "checkpointing": {"name": "tiled-mlp", "tokens": 6}},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ from torch import Tensor, nn
 
 from tests.backends.pytorch.techniques.checkpointing.checkpointing_cases import CPU, build, inputs, make, step
 from tightfit import Recipe
+from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.techniques.checkpointing import tiled_mlp
 from tightfit.devices import find_device
 from tightfit.errors import ModelError
 from tightfit.planning.search.space import Space
-from tightfit.techniques.checkpointing import EveryBlock, TiledMlp
+from tightfit.techniques.checkpointing import EveryBlock, NoCheckpointing, TiledMlp
+from tightfit.techniques.compile import PerBlock
 from tightfit.trace import Place
 
 TILES = 4
@@ -207,7 +210,44 @@ def test_auto_takes_it_for_long_sequences_alone() -> None:
         assert space.least_memory_recipe.compile.name == "off"
 
 
-def test_compiled_blocks_are_refused() -> None:
-    recipe = Recipe.from_dict({**LLAMA, "checkpointing": "tiled-mlp", "compile": "per-block"})
-    assert any("write compile=off" in reason for reason in recipe.refusals(CPU))
+def compiled(name: str, backend: Any) -> nn.Module:
+    """A tiny model in fp64 whose blocks' parts are compiled, feed-forward parts in tiles."""
+    fields = {"checkpointing": TiledMlp(tokens=TOKENS), "compile": PerBlock(backend=backend)}
+    start = replace(build(make(name).double(), NoCheckpointing()), recipe=Recipe().model_copy(update=fields))
+    for technique in fields.values():
+        start = APPLY[type(technique)](technique, start)
+    return start.model
 
+
+@pytest.mark.parametrize(("name", "backend"), [
+    ("gpt2", "aot_eager"), ("llama", "aot_eager"), ("t5", "aot_eager"),
+    *(pytest.param(name, "inductor", marks=pytest.mark.cold) for name in ("gpt2", "llama")),
+])  # fmt: skip
+def test_parts_of_compiled_blocks_are_compiled_one_by_one(name: str, backend: str) -> None:
+    import torch._inductor.config as inductor
+
+    with inductor.patch(fallback_random=True):  # dropout as it is without a compiler
+        found = step(compiled(name, backend), name)
+    close(found, step(build(make(name).double(), TiledMlp(tokens=TOKENS)).model, name), 1e-6)  # norms are in fp32
+
+
+@pytest.mark.cold
+def test_compiled_dropout_draws_the_same_numbers_again() -> None:
+    torch.manual_seed(0)
+    module = Own()
+    tiled_mlp.tile(module, 3)
+    module.compile(backend="inductor")
+    hidden = torch.ones(1, 9, 4, requires_grad=True)
+    output = module(hidden)
+    output.sum().backward()
+    assert hidden.grad is not None
+    assert (output == 0).sum() > 0
+    assert torch.equal(output == 0, hidden.grad == 0)
+
+
+@pytest.mark.parametrize("other", [{"name": "whole"}, {"name": "per-block", "mode": "reduce-overhead"}], ids=str)
+def test_what_holds_no_graph_of_a_tiles_own_is_refused(other: dict[str, Any]) -> None:
+    recipe = Recipe.from_dict({**LLAMA, "checkpointing": "tiled-mlp", "compile": other})
+    assert any("write compile=per-block" in reason for reason in recipe.refusals(CPU))
+    recipe = Recipe.from_dict({**LLAMA, "checkpointing": "tiled-mlp", "compile": "per-block"})
+    assert not recipe.refusals(CPU)

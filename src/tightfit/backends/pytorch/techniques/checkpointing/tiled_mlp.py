@@ -33,6 +33,8 @@ KNOWN = ("transformers.", "tightfit.")
 MIXING = (_ConvNd, _BatchNorm, nn.GroupNorm, nn.ZeroPad2d)
 """Modules that are none of one token."""
 NORM = re.compile(r"(?:RMS|Layer)Norm$")
+COMPILED = "_compiled_tile"
+"""Attribute of a module of which each tile runs compiled: its forward, as the compiler returns it."""
 
 
 def feed_forward_takes_tiles(chain: Sequence[nn.Module]) -> bool:
@@ -68,15 +70,20 @@ def _tiled(kind: type[Any], tokens: int) -> type[nn.Module]:
 
     @wraps(inner)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        run = partial(getattr(self, COMPILED, inner), self)
         given = [*args, *kwargs.values()]
         hooked = any(parameter._backward_hooks for parameter in self.parameters())  # which would run for each tile
         if len(given) == 1 and isinstance(given[0], Tensor) and given[0].dim() > 1 and not hooked:
             rows = max(1, tokens // max(prod(given[0].shape[:-2]), 1))
             if given[0].shape[-2] > rows:
-                return _run_tiles(self, partial(inner, self), given[0], rows)
-        return inner(self, *args, **kwargs)  # what else it is given may be of other tokens
+                return _run_tiles(self, run, given[0], rows)
+        return run(*args, **kwargs)  # what else it is given may be of other tokens
 
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__})
+    def compile_tile(self: nn.Module, **arguments: Any) -> None:
+        setattr(self, COMPILED, torch.compile(inner, **arguments))
+
+    return type(kind.__name__, (kind,), {"forward": forward, "compile": compile_tile, "__module__": kind.__module__,
+                                         "__doc__": kind.__doc__})
 
 
 def _run_tiles(module: nn.Module, run: Run, hidden: Tensor, rows: int) -> Tensor:
