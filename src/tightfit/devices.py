@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from tightfit.errors import RecipeError, nearest
 from tightfit.text import size
@@ -71,6 +71,8 @@ class Device:
     """To the host's memory, in one direction."""
     host_bytes: int = 0
     """Memory of the machine that it is in; 0 where not known."""
+    host_assumed: bool = False
+    """Whether that is what such machines usually have."""
     cards: int = 1
     """Such devices in a machine that train together."""
     machines: int = 1
@@ -106,6 +108,12 @@ class Device:
     def resident_threads(self) -> int:
         """Threads that are resident at once on one of its multiprocessors."""
         return RESIDENT_THREADS.get(self.capability or (0, 0), 2048)
+
+    def in_machine_with(self, host_bytes: int) -> Self:
+        """The device in a machine assumed to have so much memory for each, or the next of 32, 48, 64, 96 GiB..."""
+        sizes = (gib * GIB << doublings for doublings in range(16) for gib in (32, 48))
+        size = next(size for size in sizes if size >= host_bytes)
+        return replace(self, host_bytes=self.cards * size, host_assumed=True)
 
     @property
     def links_all(self) -> bool:

@@ -28,7 +28,7 @@ def memory(scale=1.0, **changes):
     held = {name: round(count * scale * GIB) for name, count in gib.items()}
     total = sum(held.values())
     values = {
-        "fit_rank": FitRank.SAFE,
+        "device_rank": FitRank.SAFE,
         "peak_allocated": total, "peak_reserved": total + GIB, "context": GIB, "host": 0, "by_category": held,
         "peak_in": "backward of a micro-batch", "capacity": 23 * GIB, "margin": GIB,
     }
@@ -51,7 +51,7 @@ def fitting():
     chosen = candidate(estimate(notes=("mind the gap",), untraced=UNSEEN))
     eight = candidate(estimate(0.5, tokens=9_000.0, retries=1), optimizer="adamw-8bit",
                       changes_numerics=("optimizer=adamw-8bit",), micro_batch_size=24)
-    large = candidate(estimate(2.0, fit_rank=FitRank.NONE, tokens=11_000.0, missing=3 * GIB), micro_batch_size=32)
+    large = candidate(estimate(2.0, device_rank=FitRank.NONE, tokens=11_000.0, missing=3 * GIB), micro_batch_size=32)
     misaligned = Misalignment(field="vocab_size", value=50257, multiple=8, padded=50264, gain=0.05,
                               change="pad_vocab_to=8")
     answers = Answers(
@@ -79,7 +79,7 @@ def streamed(host_bytes=64 * GIB):
 
 def nothing_fits():
     """One candidate, too large, and what would help."""
-    large = candidate(estimate(9.0, fit_rank=FitRank.NONE, missing=90 * GIB), micro_batch_size=1)
+    large = candidate(estimate(9.0, device_rank=FitRank.NONE, missing=90 * GIB), micro_batch_size=1)
     answers = Answers(
         would_not_fit=("micro_batch_size=1 does not fit: it misses 90.0 GiB.", "loss=plain does not fit either."),
         smallest_change=Change(text="checkpointing=every-block", why="recompute", estimate=estimate()),

@@ -206,7 +206,7 @@ def test_an_unknown_peak_leaves_mfu_out():
 
 
 def test_a_close_fit_is_not_called_safe():
-    chosen = candidate(estimate(fit_rank=FitRank.TIGHT))
+    chosen = candidate(estimate(device_rank=FitRank.TIGHT))
     assert re.search(r"13.0 / 14.0 +tight", plan_text(replace(fitting(), candidates=(chosen,), chosen=chosen)))
 
 
@@ -226,9 +226,11 @@ def test_host_memory_and_copies_of_what_is_streamed_have_a_table_and_a_sentence(
         assert word in said, word
 
 
-def test_a_host_of_unknown_memory_has_no_end_and_one_too_small_is_passed():
-    assert "its end" not in plan_text(streamed(0))
-    assert "host memory 48.0 GiB, not checked: write --host-memory" in squeezed(plan_text(streamed(0)))
+def test_a_hosts_memory_ends_where_it_is_known_or_assumed_to_and_one_too_small_is_passed():
+    assumed = streamed()
+    assumed = squeezed(plan_text(replace(assumed, device=replace(assumed.device, host_assumed=True))))
+    assert "host memory 48.0 GiB of 64.0 GiB assumed; write --host-memory" in assumed
+    assert "64.0 GiB, its assumed end" in assumed
     row = next(line for line in plan_text(streamed(32 * GIB)).splitlines() if "60.0 / 50.0" in line)
     assert re.search(r"G+O+\|o+a+d+$", row)
 

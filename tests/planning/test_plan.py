@@ -181,7 +181,7 @@ def test_what_is_needed_is_what_there_is_and_what_is_missing():
 
 def test_what_the_host_lacks_is_told_as_its_own():
     memory = of(HEAVY, 10 * STATES, offload="none").candidates[0].estimate.memory
-    host = replace(memory, missing=0, host=64 * GIB, host_missing=24 * GIB)
+    host = replace(memory, missing=0, host=64 * GIB, host_missing=24 * GIB, host_assumed=False)
     assert memory_shortfall("it", host) == ("it does not fit: it needs 64.0 GiB of host memory, 24.0 GiB more than "
                                             "there are.")
     assert host.lacking == "24.0 GiB of host memory"

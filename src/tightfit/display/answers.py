@@ -123,9 +123,11 @@ def _memory(memory: Memory, device: Device) -> str:
 def _host_memory(memory: Memory, device: Device) -> str:
     there, each = device.host_bytes, f", {size(memory.host)} for each of its GPUs" if device.cards > 1 else ""
     held = size(device.cards * memory.host)
-    return f"{held} of {size(there)}{each}" if there else (
-        f"{held} a machine{each}, not checked: write --host-memory 512GB for yours" if each else
-        f"{held}, not checked: write --host-memory 64GB for yours")
+    if not there:
+        return f"{held} a machine{each}" if each else held
+    if not device.host_assumed:
+        return f"{held} of {size(there)}{each}"
+    return f"{held} of {size(there)} assumed{each}; write --host-memory {512 if each else 64}GB for yours"
 
 
 def _trade_offs(chosen: Candidate) -> str:

@@ -143,7 +143,8 @@ def _copies(plan: Plan, width: int) -> list[RenderableType]:
     if not moving:
         return []
     limit = plan.device.host_bytes
-    called = "host memory at its peak" + (f"\n| {size(limit)}, its end" if limit else "")
+    end = "its assumed end" if plan.device.host_assumed else "its end"
+    called = "host memory at its peak" + (f"\n| {size(limit)}, {end}" if limit else "")
     most = max(candidate.estimate.memory.host for candidate in moving)
     least = _table_of(plan, moving, copy_columns(), _Bars(called, host_parts_of, limit or most, BAR[0]))
     spare = max(width - _width(least), 0)

@@ -35,7 +35,7 @@ class FitRank(IntEnum):
 class Memory:
     """Predicted memory, in bytes, and how well it fits a device and its host.
 
-    fit_rank: only what leaves the margin free is chosen, unless nothing does.
+    device_rank: how well it fits the device; only what leaves the margin free is chosen, unless nothing does.
     peak_allocated: the most that tensors hold at once, as the device's allocator rounds them; unrounded on the CPU.
     peak_reserved: the most that the allocator holds, were there no limit; on the CPU the same as peak_allocated.
     context: what the device's driver and kernels take outside the allocator, `context_uncertainty` more or less.
@@ -46,6 +46,7 @@ class Memory:
     margin: how much of the capacity is to stay free for a plan to be called safe.
     missing: how far the capacity would have to grow; 0 where it serves.
     host_missing: the same of the host's memory, for what is offloaded to it; 0 where that is not known.
+    host_assumed: whether what the host has is assumed.
     host_margin: how much of the host's memory is to stay free; what is left has to serve.
     host_by_category: of `host`, what is offloaded, at its own peak; empty where nothing is. The rest is not traced.
     drive: bytes that wait on a drive.
@@ -54,7 +55,7 @@ class Memory:
     taken_again: segments of these, and pages of expandable ones, in a step.
     """
 
-    fit_rank: FitRank
+    device_rank: FitRank
     peak_allocated: int
     peak_reserved: int
     context: int
@@ -65,6 +66,7 @@ class Memory:
     margin: int
     missing: int = 0
     host_missing: int = 0
+    host_assumed: bool = False
     host_margin: int = 0
     context_uncertainty: int = 0
     host_by_category: Mapping[str, int] = field(default_factory=dict)
@@ -73,6 +75,11 @@ class Memory:
     pieces: int = 0
     retries: int = 0
     taken_again: int = 0
+
+    @property
+    def fit_rank(self) -> FitRank:
+        """How well it fits the device and its host."""
+        return FitRank.NONE if self.host_missing else self.device_rank
 
     @property
     def verdict(self) -> str:
@@ -123,7 +130,7 @@ class Memory:
             return []
         there = f"{size(self.host - self.host_missing)} for it{', with its margin free' * (self.host_margin > 0)}"
         return [f"host memory: {size(self.host)} are needed for what is offloaded to it and for loading, and the "
-                f"machine has {there}"]
+                f"machine {'is assumed to have' if self.host_assumed else 'has'} {there}"]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in bytes."""

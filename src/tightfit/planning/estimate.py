@@ -91,17 +91,12 @@ def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -
         missing = 0 if rank.fits else min(replayed.missing, max(reserved - room, 0))
     fullest, kept = trace.peak(place=Place.HOST)
     host = kept + trace.untraced_bytes("host")
-    there = device.host_bytes // device.cards  # of its machine's
-    host_spare = round(tools.margin.host * there)
-    lacking = max(host - there + host_spare, 0) if kept and there else 0  # what loading takes is the run's
-    return Memory(
-        fit_rank=FitRank.NONE if lacking else rank,
+    memory = Memory(
+        device_rank=rank,
         peak_allocated=allocated,
         peak_reserved=reserved,
         context=trace.untraced_bytes("context"),
         host=host,
-        host_missing=lacking,
-        host_margin=host_spare,
         by_category=by_category(trace, tick, allocated),
         peak_in=running_at(trace, tick),
         capacity=room,
@@ -116,6 +111,16 @@ def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -
                         zip(retries, trace.times_in_step(tick for tick, _ in retries), strict=True)),
         context_uncertainty=sum(figure.uncertainty for figure in trace.untraced if figure.where == "context"),
     )
+    return beside_host(memory, device, tools.margin)
+
+
+def beside_host(memory: Memory, device: Device, margin: Margin) -> Memory:
+    """The memory as it fits the host of a device."""
+    there = device.host_bytes // device.cards  # of its machine's
+    spare = round(margin.host * there)
+    lacking = memory.host_by_category and there  # what loading takes is the run's
+    return replace(memory, host_margin=spare, host_assumed=device.host_assumed,
+                   host_missing=max(memory.host - there + spare, 0) if lacking else 0)
 
 
 def merge_host_into_device(trace: Trace) -> Trace:

@@ -37,7 +37,7 @@ def costing(needed, host_missing=lambda recipe: 0, cached=1.0):
         lacks, takes = host_missing(recipe) * GIB, round(needed(recipe) * GIB)
         tensors = takes - 2 * GIB  # 1 of context, 1 of margin
         held = memory(peak_allocated=tensors, peak_reserved=round(tensors * cached), host_missing=lacks,
-                      fit_rank=FitRank.NONE if lacks or takes > CARD.memory_bytes else FitRank.SAFE)
+                      device_rank=FitRank.NONE if lacks or takes > CARD.memory_bytes else FitRank.SAFE)
         object.__setattr__(cost, "memory", held)
         return [Evaluated(recipe=recipe, estimate=cost, passes=0, outside=0, held=0, gradients=0, parameters=0,
                           events=0)]

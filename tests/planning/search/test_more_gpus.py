@@ -77,7 +77,7 @@ def test_what_does_not_fit_one_gpu_is_divided(two):
 def test_gpus_that_hold_all_are_counted_only_where_nothing_fits_without_the_host(fits_whole):
     """With one sample of a micro-batch's eight."""
     states = Recipe.from_dict({**PINNED, "offload": {"name": "host", "weights": 0, "gradients": 0}})
-    whole = estimate() if fits_whole else estimate(fit_rank=FitRank.NONE)
+    whole = estimate() if fits_whole else estimate(device_rank=FitRank.NONE)
     offloading, resident = (
         Evaluated(recipe=recipe, estimate=cost, passes=16 << 30, outside=0, held=0, gradients=0, parameters=2 * 10**9,
                   events=0)

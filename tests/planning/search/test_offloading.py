@@ -184,6 +184,15 @@ def test_host_memory_that_would_do_is_named_where_that_alone_lacks():
     assert chosen(2e9, 14, host_gib=64).chosen is not None
 
 
+@pytest.mark.parametrize(("parameters", "gib"), [(1e9, 32), (2e9, 48), (8e9, 192)])
+def test_a_host_of_unknown_memory_is_one_that_is_usual_or_the_smallest_that_does(parameters, gib):
+    plan, enough = (chosen(parameters, 10, host_gib=known) for known in (0, 4096))
+
+    assert (plan.device.host_bytes, plan.device.host_assumed) == (gib * GIB, True)
+    assert plan.chosen.recipe == enough.chosen.recipe
+    assert (2 / 3 if gib > 32 else 0) * gib * GIB < plan.chosen.estimate.memory.host < gib * GIB
+
+
 class Wider(Streamed):
     """A step that keeps 4 GiB on the device beside all that is offloaded, twice that where weights are of 32 bits."""
 
@@ -199,7 +208,7 @@ class Wider(Streamed):
 def test_a_streamed_plan_takes_the_mildest_numerics_that_fit(gib, picked):
     model = Wider(parameters=8e9, sample=2 * GIB, speeds=SPEEDS)
     recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain", "batch_size": 1})
-    plan = search(recipe, replace(CARD, memory_bytes=gib * GIB), model.tools())
+    plan = search(recipe, replace(CARD, memory_bytes=gib * GIB, host_bytes=512 * GIB), model.tools())
 
     assert (plan.chosen and (plan.chosen.recipe.precision.name, plan.chosen.recipe.optimizer.name,
                              plan.chosen.changes_numerics)) == picked
@@ -220,7 +229,7 @@ def test_embeddings_wait_where_that_makes_room_for_much_larger_micro_batches(gib
     model = Embedded(parameters=8e9, sample=2 * GIB, speeds=SPEEDS, recomputing=1.3)
     recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain", "precision": "bf16",
                                "optimizer": "adamw"})
-    plan = search(recipe, replace(CARD, memory_bytes=gib * GIB), model.tools())
+    plan = search(recipe, replace(CARD, memory_bytes=gib * GIB, host_bytes=512 * GIB), model.tools())
 
     assert plan.chosen.recipe.offloaded.embeddings is wait
     assert wait is any(asked.offloaded.embeddings for asked in model.calls)

@@ -72,7 +72,7 @@ def test_finds_what_brute_force_finds(allow_numerics, batch, seeds):
         toy.calls.clear()
         plan = search(recipe, device, toy.tools(MARGIN))
         assert len(toy.calls) == plan.predictions <= TRACES
-        truth = estimate(toy.predict(plan.recipe, device), plan.recipe, device, toy.tools(MARGIN))
+        truth = estimate(toy.predict(plan.recipe, device), plan.recipe, plan.device, toy.tools(MARGIN))
         assert plan.chosen.estimate == truth
         assert (truth.fit_rank.is_safe, plan.chosen.changes_numerics) == (safe, numerics), seed
         assert truth.time.samples_per_second >= speed / (1 + CLOCK_ERROR), seed

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.costs import FitRank
-from tightfit.planning.estimate import Margin
+from tightfit.planning.estimate import Margin, beside_host
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Outcome, Progress, trace_key
@@ -135,6 +136,17 @@ class Exploration:
             jobs = jobs | {pair: self.space.recipe_for(*pair) for pair in later[:idle]}
         outcomes = self.evaluator([(recipe, self.device) for recipe in jobs.values()])
         self._outcomes |= dict(zip(jobs, outcomes, strict=True))
+
+    def assume_more_host_memory(self, choices: Collection[Combination], worst: FitRank) -> None:
+        """Assume the next usual size of a machine's memory with which one of some combinations fits that lacks nothing
+        else."""
+        needed = [found.estimate.memory.host_needed for (choice, _), found in self.found.items()
+                  if choice in choices and found.estimate.memory.device_rank <= worst]
+        if needed:
+            self.device = self.device.in_machine_with(min(needed))
+            for pair, found in self.found.items():
+                memory = beside_host(found.estimate.memory, self.device, self.margin)
+                self.found[pair] = replace(found, estimate=replace(found.estimate, memory=memory))
 
     def count(self, recipe: Recipe, text: str) -> None:
         """Report a recipe that is to be traced as `text`, and count it. Raises TraceBudgetExceeded where that is too

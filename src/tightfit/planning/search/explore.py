@@ -55,7 +55,7 @@ def explore(exploration: Exploration) -> None:
     if choose(exploration) is None:
         with contextlib.suppress(TraceBudgetExceeded):
             _smallest_memory_first(exploration)
-            _least_host_memory(exploration)
+            _least_host_memory(exploration, exploration.space.combinations)
             evaluate_shares(exploration)
     exploration.budget.extend()
 
@@ -99,7 +99,10 @@ def _drop_long_traces(exploration: Exploration) -> None:
 def _by_level(exploration: Exploration, worst: FitRank) -> None:
     """Find the mildest level that fits, and then the best of it and of the harsher ones that it lets in."""
     for level in exploration.space.levels:
-        _search(exploration, _choices(exploration, [level]), worst, first=True)
+        choices = _choices(exploration, [level])
+        if not _search(exploration, choices, worst, first=True) and exploration.device.host_assumed:
+            _least_host_memory(exploration, choices)
+            exploration.assume_more_host_memory(choices, worst)
         if choose(exploration, worst) is not None:
             _search(exploration, _choices(exploration, eligible_levels(exploration, level)), worst)
             return
@@ -161,12 +164,13 @@ def _try_simpler(exploration: Exploration) -> None:
             exploration.evaluate([(other, best[1])])
 
 
-def _least_host_memory(exploration: Exploration) -> None:
+def _least_host_memory(exploration: Exploration, choices: Sequence[Combination]) -> None:
     """Evaluate what is likeliest to need least of a host's memory, where that is too small for something."""
     space = exploration.space
-    if not any(found.estimate.memory.host_missing for found in exploration.found.values()):
+    known = any(found.estimate.memory.host_missing for found in exploration.found.values())
+    if not known and not exploration.device.host_assumed:
         return
-    offloading = [choice for choice in space.combinations
+    offloading = [choice for choice in choices
                   if space.offloaded_bytes_per_parameter(choice) and not ruled_out(exploration, choice)]
     if not offloading:
         return

@@ -97,7 +97,7 @@ def search(
                       "backend=pytorch")
     asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
     exploration = Exploration(
-        Space(asked, device, _parameters(asked, device, tools)), evaluator or InProcess(tools),
+        Space(asked, _beside_host(device), _parameters(asked, device, tools)), evaluator or InProcess(tools),
         TraceBudget(limit=COMPILATIONS if compiles else TRACES),
         margin=tools.margin, progress=progress, for_run=for_run, keeps_numerics=comparing,
     )  # fmt: skip
@@ -110,6 +110,11 @@ def search(
     if not comparing:
         evaluate_comparisons(exploration)
     return _plan(exploration, recipe, catalogue, comparing)
+
+
+def _beside_host(device: Device) -> Device:
+    """The device beside its host's memory: where nobody says, twice its own is assumed, as machines often have."""
+    return device if device.kind == "cpu" or device.host_bytes else device.in_machine_with(2 * device.memory_bytes)
 
 
 def _parameters(recipe: Recipe, device: Device, tools: Tools) -> int:
