@@ -35,11 +35,18 @@ class ModelFacts:
     decoder_start_token_id: int | None = 0
     """Token that decoder inputs begin with; None where it is the last token of the labels, as in mBART."""
 
-    def check_length(self, seq_len: int) -> None:
-        """Raise Refused where a sequence is longer than the model has positions."""
-        if self.max_positions is not None and seq_len > self.max_positions:
-            raise Refused(f"seq_len: {seq_len} exceeds the model's {self.max_positions} positions; write "
-                          f"seq_len={self.max_positions}")
+    def check_length(self, seq_len: int, new_tokens: int = 0) -> None:
+        """Raise Refused where a sequence, or a prompt and what is generated after it, is longer than the model has
+        positions."""
+        positions = self.max_positions
+        if positions is None or seq_len + new_tokens <= positions:
+            return
+        if not new_tokens:
+            raise Refused(f"seq_len: {seq_len} exceeds the model's {positions} positions; write seq_len={positions}")
+        instead = (f"seq_len={positions - new_tokens}" if new_tokens < positions else
+                   f"inference.new_tokens={positions // 2}")
+        raise Refused(f"inference: a prompt of {seq_len} tokens and {new_tokens} new ones are more than the model's "
+                      f"{positions} positions; write {instead}")
 
 
 def model_facts(recipe: Recipe, config: Any = None, name: str = "") -> ModelFacts:

@@ -495,3 +495,15 @@ def test_the_cache_is_named_and_left_aside(recipe, run, monkeypatch):
     assert "whole run" in outs[2]
     status, out, _ = run("plan", recipe, "--gpu", "l4", "--no-cache")
     assert (status, "From the cache" in out) == (2, False)
+
+
+@pytest.mark.parametrize(("fields", "said"), [
+    ({"backend": "jax", "optimizer": "adamw-8bit"}, "adamw-8bit is not in backend: jax"),
+    ({"backend": "jax", "deterministic": True}, "XLA has a flag for it"),
+    ({"mode": "inference", "seq_len": 1000, "inference": {"new_tokens": 100}}, "write seq_len=924"),
+])
+def test_what_nothing_would_mend_is_refused_before_anything_is_traced(fields, said):
+    traced = []
+    with pytest.raises(Refused, match=said):
+        tightfit.plan("gpt2", fields, gpu="l4", progress=lambda *each: traced.append(each))
+    assert not traced

@@ -186,6 +186,10 @@ class Backend(Protocol):
         """Make this process's GPU one of `memory_bytes`, its context counted, and return it so. Raises Refused where
         there is no GPU, or one of less memory."""
 
+    def absences(self, recipe: Recipe) -> list[str]:
+        """Reasons against a recipe, resolved or not, that no device and no other choice of what it leaves open mends.
+        """
+
     def build(self, recipe: Recipe, device: Device, model: Any = None, config: Any = None) -> Any:
         """The model with every technique of a resolved recipe applied.
 

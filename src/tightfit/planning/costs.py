@@ -204,7 +204,7 @@ class Time:
             "step_seconds": self.step_seconds,
             "samples_per_second": self.samples_per_second,
             "tokens_per_second": self.tokens_per_second,
-            "mfu": self.mfu,
+            "mfu": self.mfu or None,
             "intervals": intervals(
                 self.error, seconds={"step_seconds": self.step_seconds},
                 rates={"samples_per_second": self.samples_per_second, "tokens_per_second": self.tokens_per_second},

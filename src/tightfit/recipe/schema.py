@@ -259,6 +259,12 @@ class Recipe(TechniqueFacts, BaseModel):
         return math.ceil(given * self.max_steps) if given < 1 else int(given)
 
     @property
+    def continued_tokens(self) -> int:
+        """Tokens that inference appends to each prompt."""
+        appends = self.mode == "inference" and TASKS[self.task].predicts == "next"
+        return self.inference.new_tokens if appends else 0
+
+    @property
     def best_metric(self) -> str | None:
         """The metric by which evaluations are compared; None where they are not."""
         asked = self.metric_for_best_model or self.load_best_model_at_end or self.early_stopping_patience

@@ -38,7 +38,7 @@ def assemble(
     config: the model's configuration, where it was read before.
     Raises Refused with all reasons where a technique cannot serve, and ModelError for a model that is not here.
     """
-    reasons = [*recipe.refusals(device), *absences(recipe, ABSENT), *_unserved(recipe)]
+    reasons = [*recipe.refusals(device), *unserved(recipe)]
     if reasons:
         raise Refused("; ".join(reasons))
     if model is not None:
@@ -56,14 +56,15 @@ def assemble(
     return reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)
 
 
-def _unserved(recipe: Recipe) -> list[str]:
-    """Fields besides the techniques that have no meaning here."""
+def unserved(recipe: Recipe) -> list[str]:
+    """Reasons against techniques that are absent here, and other fields that have no meaning."""
     reasons = {
         "pad_vocab_to": "the vocabulary is not padded in backend: jax; write vocab_size as a multiple yourself",
         "empty_cache_steps": "JAX gives no cached memory back; leave it out",
         "deterministic": "XLA has a flag for it; write backend.xla_flags=--xla_gpu_deterministic_ops=true in its place",
     }
-    return [f"{field}: {reason}" for field, reason in reasons.items() if getattr(recipe, field)]
+    fields = [f"{field}: {reason}" for field, reason in reasons.items() if getattr(recipe, field)]
+    return [*absences(recipe, ABSENT), *fields]
 
 
 def _find_network(recipe: Recipe, config: Any) -> tuple[Network, Path | None, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import psutil
 
-from tightfit.backends.jax.assembly import assemble
+from tightfit.backends.jax.assembly import assemble, unserved
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.step import Step
 from tightfit.backends.measurements import ModelSize, Timings
@@ -46,6 +46,9 @@ class JaxBackend:
     def limit_memory(self, recipe: Recipe, memory_bytes: int) -> Device:
         raise Refused("gpu-memory: JAX takes its share of a GPU's memory as it starts; set "
                       "XLA_PYTHON_CLIENT_MEM_FRACTION and leave this out")
+
+    def absences(self, recipe: Recipe) -> list[str]:
+        return unserved(recipe)
 
     def build(self, recipe: Recipe, device: Device, model: Any = None, config: Any = None) -> Build:
         return assemble(recipe, device, jax_devices(recipe), model, config)

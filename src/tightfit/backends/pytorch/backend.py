@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from tightfit.backends.base import absences
+from tightfit.backends.pytorch.apply import ABSENT
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
@@ -77,6 +79,9 @@ class PytorchBackend:
         context = gpu_memory().context or 0
         torch.cuda.set_per_process_memory_fraction(max(memory_bytes - context, 0) / device.memory_bytes)
         return replace(device, memory_bytes=memory_bytes)
+
+    def absences(self, recipe: Recipe) -> list[str]:
+        return absences(recipe, ABSENT)
 
     def build(self, recipe: Recipe, device: Device, model: nn.Module | None = None, config: Any = None) -> Build:
         if device.kind == "cuda" and recipe.expandable_segments is True:

@@ -45,8 +45,8 @@ def candidates(recipe: Recipe, asked: str, model_size: Callable[[Recipe], ModelS
     if field == "model" and pattern:
         named = [recipe.override(model=name, task=BUNDLED[name].task) for name in models_like(pattern)]
         return dict(sorted(((model_size(each).parameters, each) for each in named), key=lambda pair: pair[0]))
-    raise RecipeError(f"largest: {asked!r} is not seq_len, micro_batch_size, or model= and a pattern of bundled names, "
-                      "such as --largest 'model=qwen2.5-*'")
+    raise RecipeError(f"longest, largest: {asked!r} is not seq_len, micro_batch_size, or model= and a pattern of "
+                      "bundled names, such as --largest 'model=qwen2.5-*'")
 
 
 def _lengths(most: int) -> Iterator[int]:

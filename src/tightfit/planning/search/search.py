@@ -132,7 +132,7 @@ def check_length(recipe: Recipe) -> None:
     if TASKS[recipe.task].reads != "tokens":
         return
     try:
-        model_facts(recipe).check_length(recipe.seq_len)
+        model_facts(recipe).check_length(recipe.seq_len, recipe.continued_tokens)
     except ModelError:  # a model of the caller's own, or one whose configuration says nothing: tracing tells
         return
 

@@ -94,7 +94,7 @@ def inference_build(
         build = replace(build, forward_contexts=())
     build.model.eval()
     if generates(build):
-        _check_positions(build)
+        build.facts.check_length(build.recipe.seq_len, build.recipe.continued_tokens)
         for part in build.model.modules():
             if isinstance(part, PreTrainedModel):
                 config: Any = part.config
@@ -117,16 +117,6 @@ def _refusals(recipe: Recipe) -> Iterator[str]:
         yield f"attention: inference with {attention.name} is not predicted yet; write attention=sdpa"
     if recipe.compiled:
         yield "compile: transformers generates uncompiled while its cache grows; write compile=off"
-
-
-def _check_positions(build: Build) -> None:
-    """Raises Refused where the positions do not suffice."""
-    prompt, new, positions = build.recipe.seq_len, build.recipe.inference.new_tokens, build.facts.max_positions
-    if positions is None or build.task.predicts != "next" or prompt + new <= positions:
-        return
-    instead = f"seq_len={positions - new}" if new < positions else f"inference.new_tokens={positions // 2}"
-    raise Refused(f"inference: a prompt of {prompt} tokens and {new} new ones are more than the model's {positions} "
-                  f"positions; write {instead}")
 
 
 def _without_cache(build: Build) -> Iterator[str]:
