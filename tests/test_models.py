@@ -281,6 +281,13 @@ def test_a_configuration_for_another_loss_is_refused(tmp_path: Path) -> None:
     assert read_config(recipe(folder, task="masked-lm"))
     mended = {"problem_type": "single_label_classification"}
     assert read_config(recipe(folder, task="sequence-classification", model_overrides=mended))
+    one = write_config(tmp_path / "one", model_type="bert", id2label={"0": "score"})
+    with pytest.raises(ModelError, match=r"num_labels: a head of 1 logit is for regression, .* write num_labels=2"):
+        read_config(recipe(one, task="sequence-classification"))
+    assert read_config(recipe(one, task="sequence-classification", num_labels=2))
+    for wrong in ({"problem_type": "multi_label_classification"}, {"num_labels": 1}):
+        with pytest.raises(ModelError, match=next(iter(wrong))):
+            module_facts(SimpleNamespace(config=SimpleNamespace(**wrong)), recipe("x:y", task="image-classification"))
 
 
 def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from tightfit.devices import Device
 from tightfit.errors import RecipeError, UnknownRecipe, closest
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import CHOICES, Recipe
-from tightfit.recipe.lookup import as_recipe, load_recipe, task_of
+from tightfit.recipe.lookup import as_recipe, load_recipe
 from tightfit.recipe.yaml import apply_overrides, to_yaml
 from tightfit.techniques import SLOTS, VARIANTS
 
@@ -198,12 +197,6 @@ def test_what_a_search_decides_is_open_until_it_is_written():
         "precision", "loss", "checkpointing", "attention")
 
 
-@pytest.mark.parametrize("classes", [True, "GPT2LMHeadModel", {"a": 1}, None])
-def test_a_configuration_whose_classes_are_no_list_names_no_task(tmp_path: Path, classes):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": classes}))
-    assert task_of(str(tmp_path)) is None
-
-
 @pytest.mark.parametrize("values", [
     {"x" * 3000: 1}, {"data": {"x" * 3000: 1}}, {"parallel": ["x" * 3000]}, {"optimizer": "x" * 3000},
     {"seed": "x" * 3000}, {"report_to": {"x" * 3000: 3}},
@@ -309,35 +302,12 @@ def test_a_model_is_a_recipe_by_its_hugging_face_id_or_its_folder(tmp_path: Path
     assert (recipe.model, recipe.seq_len, recipe.max_steps) == (str(folder), 128, 3)
 
 
-@pytest.mark.parametrize(("architecture", "more", "task"), [
-    ("BertForMaskedLM", {}, "masked-lm"), ("GPT2LMHeadModel", {}, "causal-lm"),
-    ("LlamaForSequenceClassification", {}, "sequence-classification"),
-    ("T5ForConditionalGeneration", {"is_encoder_decoder": True}, "seq2seq"),
-    ("Gemma3ForConditionalGeneration", {}, "causal-lm"),  # of which text is the part that a recipe trains
-])
-def test_the_task_is_that_of_the_saved_model(architecture, more, task, tmp_path: Path, monkeypatch):
-    kind = "t5" if more else "gpt2"
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [architecture], **more}))
-    assert load_recipe(str(tmp_path)).task == task
-    assert load_recipe("quickstart", [f"model={tmp_path}"]).task == task
-    assert load_recipe(str(tmp_path), ["task=causal-lm"]).task == "causal-lm"
-    assert as_recipe({"seq_len": 8}, str(tmp_path)).task == task
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: str(tmp_path / file))
-    assert load_recipe("owner/model").task == task
-
-
-@pytest.mark.parametrize(("name", "encoder_decoder", "task"), [
-    ("BertForSequenceClassification", False, "sequence-classification"),
-    ("T5ForConditionalGeneration", True, "seq2seq"),
-    ("LlavaForConditionalGeneration", False, "causal-lm"), ("Tiny", None, "causal-lm"),
-])
-def test_the_task_is_that_of_a_modules_class(name, encoder_decoder, task):
-    module = type(name, (), {"named_parameters": lambda self: []})()
-    if encoder_decoder is not None:
-        module.config = SimpleNamespace(is_encoder_decoder=encoder_decoder)
-    assert as_recipe({"seq_len": 8}, module).task == task
-    assert as_recipe({"task": "masked-lm"}, module).task == "masked-lm"
-    assert as_recipe(TrainingArguments(), module).task == task
+def test_training_arguments_of_a_module_mean_the_positions_that_it_can_use():
+    config = SimpleNamespace(model_type="roberta", max_position_embeddings=514, pad_token_id=1)
+    module = SimpleNamespace(named_parameters=list, config=config)
+    assert as_recipe(TrainingArguments(), module).seq_len == 512
+    assert as_recipe(TrainingArguments(), module, ["seq_len=600"]).seq_len == 600
+    assert as_recipe(TrainingArguments(), "bert-base").seq_len == 512
 
 
 def test_training_arguments_are_no_recipe_and_where_they_go_is_said(tmp_path: Path):

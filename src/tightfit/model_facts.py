@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import ModelError, Refused
-from tightfit.models import read_config
+from tightfit.models import check_classes, read_config
 from tightfit.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -60,8 +60,11 @@ def model_facts(recipe: Recipe, config: Any = None, name: str = "") -> ModelFact
 
 
 def module_facts(module: object, recipe: Recipe) -> ModelFacts:
-    """The facts of a model object given in place of a name: its `config`'s, where it has one, and the recipe's."""
-    return model_facts(recipe, getattr(module, "config", SimpleNamespace()), type(module).__name__)
+    """The facts of a model object given in place of a name: its `config`'s, where it has one, and the recipe's. Raises
+    ModelError as `model_facts` and `check_classes` do."""
+    config = getattr(module, "config", SimpleNamespace())
+    check_classes(config, recipe)
+    return model_facts(recipe, config, type(module).__name__)
 
 
 def facts_of(config: Any, recipe: Recipe) -> ModelFacts:

@@ -196,12 +196,23 @@ def _make_config(config: Any, values: dict[str, Any], changes: dict[str, Any], r
             raise ModelError(f"model_overrides: {config_class.__name__} refuses {changes}: {one_line(error)}") from None
     if num_labels is not None:
         config.num_labels = num_labels
+    check_classes(config, recipe)
+    return config
+
+
+def check_classes(config: Any, recipe: Recipe) -> None:
+    """Raise ModelError where a model that is to be trained to classify has another loss, by its configuration, than the
+    cross-entropy of one class. config: of a module of the caller's own as well."""
+    if TASKS[recipe.task].predicts != "class" or recipe.mode != "train":
+        return
     problem = getattr(config, "problem_type", None)
-    if TASKS[recipe.task].predicts == "class" and problem not in (None, ONE_CLASS):
+    if getattr(config, "num_labels", None) == 1:
+        raise ModelError("num_labels: a head of 1 logit is for regression, which is not among the tasks, and "
+                         f"{recipe.task} has classes; write num_labels=2 or more, or give a module that is made so")
+    if problem not in (None, ONE_CLASS):
         raise ModelError(f"model_overrides.problem_type: {problem!r} is what the model's configuration asks for, and "
                          f"{recipe.task} is trained with the cross-entropy of one class; write "
-                         f"model_overrides.problem_type={ONE_CLASS}")
-    return config
+                         f"model_overrides.problem_type={ONE_CLASS}, or that into the config of a module")
 
 
 def _check_fields(owner: str, changes: Iterable[str], known: Iterable[str]) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.bundled import BUNDLED, bundled_recipes, refusal_of
 from tightfit.errors import RecipeError, UnknownRecipe, closest, cut, nearest, shown
-from tightfit.model_facts import model_facts
+from tightfit.model_facts import facts_of, model_facts
 from tightfit.models import FACTORY, HUB_ID
+from tightfit.recipe.model_task import with_task
 from tightfit.recipe.schema import Recipe
 from tightfit.recipe.yaml import apply_overrides, read_yaml
 
@@ -22,25 +21,21 @@ IF_CUDA = "if_cuda"
 """A recipe file's mapping of fields that take another value on a CUDA device; what is written on the command line
 stands above it."""
 
-ARCHITECTURES = (
-    ("ForCausalLM", "causal-lm"), ("LMHeadModel", "causal-lm"), ("ForMaskedLM", "masked-lm"),
-    ("ForPreTraining", "masked-lm"), ("ForSequenceClassification", "sequence-classification"),
-    ("ForImageClassification", "image-classification"), ("ForConditionalGeneration", "seq2seq"),
-)  # fmt: skip
-"""Endings of transformers' classes, and the task of each."""
 RECIPES = ("a YAML file, a bundled recipe or model, a model's folder, its Hugging Face id or package.module:factory; "
            "tightfit recipes lists what is bundled")
 """The names that a recipe may have, for messages."""
 
 
 def load_recipe(
-    name: str | None, overrides: Iterable[str] = (), *, cuda: bool = False, training_arguments: Path | None = None
-) -> Recipe:
+    name: str | None, overrides: Iterable[str] = (), *, cuda: bool = False, training_arguments: Path | None = None,
+    module: Any = None,
+) -> Recipe:  # fmt: skip
     """The recipe of that name with `key=value` overrides. Raises RecipeError for an unknown one.
 
     cuda: whether it is to run on a CUDA device.
     training_arguments: a JSON file of Hugging Face's TrainingArguments, with which no name is needed. What it says
         stands above the recipe's file, and `overrides` above both.
+    module: the caller's own, in place of the recipe's model.
     """
     if name is None and training_arguments is None:
         raise RecipeError(f"RECIPE is missing: {RECIPES}")
@@ -54,17 +49,16 @@ def load_recipe(
     if cuda:
         values = {**values, **on_cuda}
     if training_arguments is None:
-        fields = _with_task(apply_overrides(values, overrides))
-        recipe = Recipe.from_dict(fields)  # first: to read the model's configuration takes seconds
-        return recipe if "seq_len" in fields else Recipe.from_dict({**fields, **_shorter(name, fields)})
+        fields = with_task(apply_overrides(values, overrides), module)
+        return _shorter(Recipe.from_dict(fields), fields, name)
     from tightfit.recipe.hf_arguments.table import arguments_of
 
-    values = {**values, **_shorter(name, values)}
     fields = apply_overrides({field: v for field, v in values.items() if not arguments_of(field)}, overrides)
     if "model" not in fields:
         raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "
                           "model=gpt2")
-    return Recipe.from_training_arguments(training_arguments, **_with_task(fields))
+    fields = with_task(fields, module)
+    return _shorter(Recipe.from_training_arguments(training_arguments, **fields), fields, name, module)
 
 
 def check_model(model: Any) -> None:
@@ -96,19 +90,22 @@ def as_recipe(
     if words and (recipe is None or isinstance(recipe, Recipe | Mapping)):
         raise RecipeError(f"overrides: {words[0]!r} goes with a recipe's name, or with TrainingArguments; write it "
                           "into the recipe")
+    module = None if named else model
     if isinstance(recipe, Recipe):
-        return recipe.override(**named) if named else recipe
+        fields = {field: value for field, value in recipe.to_dict().items() if field in recipe.model_fields_set}
+        found = with_task({**fields, **named}, module)
+        return recipe if found == fields else Recipe.from_dict({**recipe.to_dict(), **found})
     if recipe is None:
-        return load_recipe(named["model"], cuda=cuda) if named else Recipe()
+        return load_recipe(named["model"], cuda=cuda) if named else Recipe.from_dict(with_task({}, module))
     if isinstance(recipe, Mapping):
-        return Recipe.from_dict(_with_task({**recipe, **named}, model))
+        return Recipe.from_dict(with_task({**recipe, **named}, module))
     if isinstance(recipe, str | Path):
         replaced = [f"{field}={value}" for field, value in named.items()]
-        return load_recipe(str(recipe), [*words, *replaced], cuda=cuda, training_arguments=training_arguments)
+        return load_recipe(str(recipe), [*words, *replaced], cuda=cuda, training_arguments=training_arguments,
+                           module=module)
     if hasattr(recipe, "per_device_train_batch_size"):
-        positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)  # of a module
-        length = {"seq_len": positions} if positions and positions < Recipe().seq_len else {}
-        return Recipe.from_training_arguments(recipe, **_with_task(apply_overrides({**named, **length}, words), model))
+        fields = with_task(apply_overrides(named, words), module)
+        return _shorter(Recipe.from_training_arguments(recipe, **fields), fields, named.get("model"), module)
     raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, TrainingArguments, or a recipe "
                       "file's name")
 
@@ -145,10 +142,8 @@ def recipe_values(name: str) -> dict[str, Any]:
     bundled = bundled_recipes()
     if name in bundled:
         return read_yaml(bundled[name].read_text(encoding="utf-8"), name)
-    if name in BUNDLED:
-        return _for_model(name, BUNDLED[name].task)
-    if (path / "config.json").is_file():
-        return _for_model(name, task_of(name) or Recipe.model_fields["task"].default)
+    if name in BUNDLED or (path / "config.json").is_file():
+        return {"model": name}
     if exists:
         instead = f"a model's folder is named by model={name}"
         if path.suffix == ".json":
@@ -169,57 +164,15 @@ def recipe_hint(name: str, also: Iterable[str] = ()) -> str:
     return "" if close is None else f"did you mean {close!r}?"
 
 
-def task_of(name: str) -> str | None:
-    """The task that the saved model in a folder, or in the Hugging Face cache under that id, was made for; None where
-    its configuration does not say."""
-    folder = os.path.expanduser(name)  # noqa: PTH111 - these take any text
-    path: Any = Path(folder) / "config.json"
-    if not os.path.isdir(folder):  # noqa: PTH112
-        if not HUB_ID.fullmatch(name):
-            return None
-        from huggingface_hub import try_to_load_from_cache
-
-        path = try_to_load_from_cache(name, "config.json")
-    try:
-        saved = json.loads(Path(path).read_text("utf-8")) if isinstance(path, str | Path) else {}
-    except (OSError, ValueError, RecursionError):
-        return None  # which is said where the model is read
-    if not isinstance(saved, dict):
-        return None
-    classes = saved.get("architectures")
-    if not classes and "image_size" in saved and "vocab_size" not in saved:
-        return "image-classification"
-    return _task_of_class(" ".join(map(str, classes)) if isinstance(classes, list) else "",
-                          bool(saved.get("is_encoder_decoder")))
-
-
-def _task_of_class(name: str, encodes_and_decodes: bool) -> str | None:
-    """The task that a class of transformers' was made for."""
-    return next((task for ending, task in ARCHITECTURES
-                 if name.endswith(ending) and (task != "seq2seq" or encodes_and_decodes)), None)
-
-
-def _with_task(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
-    """A recipe's values with the task that its model was saved for, or that the caller's module is of a class for,
-    where they name none."""
-    model, task = values.get("model"), None
-    if "task" not in values and hasattr(module, "config"):
-        task = _task_of_class(type(module).__name__, getattr(module.config, "is_encoder_decoder", False))
-    elif "task" not in values and isinstance(model, str):
-        task = task_of(model)
-    return values if task is None else {**values, "task": task}
-
-
-def _for_model(name: str, task: str) -> dict[str, Any]:
-    """A recipe for a model whose configuration is on this machine."""
-    no_data = task in ("seq2seq", "image-classification")  # the standard library's source has no pairs and no pictures
-    return {"model": name, "task": task, **({"data": "dummy"} if no_data else {})}
-
-
-def _shorter(name: str | None, values: dict[str, Any]) -> dict[str, int]:
-    """The `seq_len` that a model's positions allow, where that is less than the default; empty for what `name` names
-    else. values: those of `_for_model`."""
-    if values.get("model") != name or name is None or not (name in BUNDLED or Path(name).is_dir()):
-        return {}
-    positions = model_facts(Recipe.from_dict(values)).max_positions
-    return {"seq_len": positions} if positions and positions < Recipe.model_fields["seq_len"].default else {}
+def _shorter(recipe: Recipe, fields: Mapping[str, Any], name: str | None, module: Any = None) -> Recipe:
+    """The recipe with the `seq_len` that its model's positions allow, where `fields` name none and that is less than
+    the default; of the caller's module, and else of a model on this machine that `name` names."""
+    if "seq_len" in fields:  # to read a model's configuration takes seconds
+        return recipe
+    if module is not None:
+        positions = facts_of(getattr(module, "config", None), recipe).max_positions
+    elif recipe.model == name and (name in BUNDLED or Path(name).is_dir()):
+        positions = model_facts(recipe).max_positions
+    else:
+        return recipe
+    return recipe.model_copy(update={"seq_len": positions}) if positions and positions < recipe.seq_len else recipe

@@ -16,7 +16,7 @@ from tightfit.backends.pytorch.build import Build, no_mask
 from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS
 from tightfit.errors import RecipeError, Refused
 from tightfit.recipe import Recipe
-from tightfit.recipe.lookup import check_model
+from tightfit.recipe.lookup import as_recipe
 
 ACCELERATE = {"float32": "no", "float16": "fp16", "bfloat16": "bf16"}
 """Accelerate's names of what autocast casts to."""
@@ -63,8 +63,7 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
 
     Raises RecipeError where a technique or the micro-batch is still `auto`, and Refused where one cannot serve here.
     """
-    check_model(model)
-    recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
+    recipe = as_recipe(recipe, model)
     if not recipe.backend.runs_torch:
         raise RecipeError(f"backend: {recipe.backend.name!r} has nothing to apply to a torch module; "
                           "write backend=pytorch")

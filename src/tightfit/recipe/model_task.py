@@ -1,0 +1,101 @@
+"""The task that a model is for: a bundled one, one saved in a folder or the hub's cache, a module of the caller's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tightfit.bundled import BUNDLED
+from tightfit.errors import RecipeError
+from tightfit.models import HUB_ID
+from tightfit.tasks import TASKS
+
+CLASSES = (
+    ("ForCausalLM", "causal-lm"), ("LMHeadModel", "causal-lm"), ("ModelWithLMHead", "causal-lm"),
+    ("ForMaskedLM", "masked-lm"), ("ForPreTraining", "masked-lm"), ("MTModel", "seq2seq"),
+    ("ForSequenceClassification", "sequence-classification"), ("ForImageClassification", "image-classification"),
+)  # fmt: skip
+"""Parts of the names of transformers' classes, and the task of each."""
+HEAD = re.compile(r"For[A-Z]|DoubleHeadsModel")
+"""What the name of a class of transformers' holds where it has a head."""
+
+
+def with_task(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
+    """A recipe's values with the task that its model, or the caller's module in its place, is for, where they name
+    none; and with random data where they name none either and the usual text does not do for that task.
+
+    Raises RecipeError for a model whose head is of no task.
+    """
+    model = values.get("model")
+    if "task" in values:
+        return values
+    task = task_of_module(module) if module is not None else task_of(model) if isinstance(model, str) else None
+    if task is None:
+        return values
+    values, data = {**values, "task": task}, values.get("data", {})
+    if module is None and task in ("seq2seq", "image-classification") and isinstance(data, Mapping):
+        values["data"] = {"source": "dummy", **data}  # the standard library's source has no pairs and no pictures
+    return values
+
+
+def task_of(name: str) -> str | None:
+    """The task of a bundled model, or that the saved one in a folder, or in the Hugging Face cache under that id, was
+    made for; None where its configuration does not say. Raises RecipeError for a head of no task."""
+    if name in BUNDLED:
+        return BUNDLED[name].task
+    folder = os.path.expanduser(name)  # noqa: PTH111 - these take any text
+    path: Any = Path(folder) / "config.json"
+    if not os.path.isdir(folder):  # noqa: PTH112
+        if not HUB_ID.fullmatch(name):
+            return None
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(name, "config.json")
+    try:
+        saved = json.loads(Path(path).read_text("utf-8")) if isinstance(path, str | Path) else {}
+    except (OSError, ValueError, RecursionError):
+        return None  # which is said where the model is read
+    if not isinstance(saved, dict):
+        return None
+    classes = saved.get("architectures")
+    if not classes and "image_size" in saved and "vocab_size" not in saved:
+        return "image-classification"
+    wanted = str(classes[0]) if isinstance(classes, list) and classes else ""
+    task = _task_of_class(wanted, bool(saved.get("is_encoder_decoder")))
+    if task is None and HEAD.search(wanted):
+        raise RecipeError(f"task: {name!r} was saved as {wanted}, whose head is of no task here; for a new head on "
+                          f"its body, write task={' or '.join(TASKS)}")
+    return task
+
+
+def task_of_module(module: Any) -> str | None:
+    """The task that a module's class, or the first of those that it is made from, is for; None for a class of another
+    kind. Raises RecipeError for a class of transformers' with a head of no task."""
+    module = inner_module(module)
+    config = getattr(module, "config", None)
+    for each in type(module).__mro__ if config is not None else ():
+        task = _task_of_class(each.__name__, getattr(config, "is_encoder_decoder", False))
+        if task is not None:
+            return task
+        if each.__module__.startswith("transformers") and HEAD.search(each.__name__):
+            raise RecipeError(f"task: the head of {each.__name__} is of no task here; give a module of another class, "
+                              "such as one that ends in ForCausalLM, or, where its logits are what a task asks for, "
+                              f"write task={' or '.join(TASKS)}")
+    return None
+
+
+def inner_module(module: Any) -> Any:
+    """The module inside what torch.compile and peft put around one; itself where nothing is around it."""
+    module = getattr(module, "_orig_mod", module)
+    return module.get_base_model() if hasattr(module, "get_base_model") else module
+
+
+def _task_of_class(name: str, encodes_and_decodes: bool) -> str | None:
+    """The task that a class of transformers' was made for."""
+    if name.endswith("ForConditionalGeneration"):  # of pictures and text, text is the part that a recipe trains
+        return "seq2seq" if encodes_and_decodes else "causal-lm"
+    return next((task for part, task in CLASSES if part in name), None)
