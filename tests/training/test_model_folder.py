@@ -11,11 +11,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
-from transformers import AutoModelForCausalLM, AutoModelForImageClassification, ViTImageProcessorPil
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ViTImageProcessorPil,
+)
 
 from tests.training.test_best import Said
-from tightfit.errors import CheckpointError, DataError
+from tightfit.commands.export import run_export
+from tightfit.errors import CheckpointError, DataError, RecipeError
 from tightfit.training import trainer
 from tightfit.training.listeners import LastingConsole, Terminal
 from tightfit.training.trainer import Trainer
@@ -44,6 +53,25 @@ def test_an_adapter_loads_with_peft_and_our_own_transformer_with_neither(tiny, t
     sizes = {"hidden_size": 32, "num_layers": 1, "head_dim": 16, "num_heads": 2, "num_outputs": 128}
     ours = {**tiny, "model": "transformer-156m", "model_overrides": sizes, "output_dir": str(tmp_path / "ours")}
     assert told_of(ours) == []
+
+
+def test_the_adapter_of_a_module_that_peft_wrapped_is_saved_as_peft_reads_it(tiny, tmp_path):
+    def base() -> GPT2LMHeadModel:
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=128, n_positions=32))
+
+    lora = peft.LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["ln_f"], fan_in_fan_out=True)
+    recipe = {**tiny, "model_overrides": {}, "precision": "fp32", "save_steps": 1, "learning_rate": 0.1}
+    rows, tokens, said = [{"input_ids": list(range(i, i + 8))} for i in range(40)], torch.arange(8)[None], Said()
+    for steps in (1, 2):  # and gone on with
+        wrapped = peft.get_peft_model(base(), lora)
+        folder = Path(Trainer(wrapped, {**recipe, "max_steps": steps}, rows, listener=said).train().output_dir)
+        read = peft.PeftModel.from_pretrained(base(), folder / "model").eval()
+        assert torch.equal(read(tokens).logits, wrapped.eval()(tokens).logits)
+        assert not torch.equal(read(tokens).logits, base().eval()(tokens).logits)
+    assert f"PeftModel.from_pretrained(<its base model>, {str(folder / 'model')!r})" in said.texts[-1]
+    with pytest.raises(RecipeError, match="load it with peft"):
+        run_export(folder, merge=True, output=None)
 
 
 @pytest.mark.parametrize("changes", [{}, {"trainable": "lora"}, {"backend": "jax"}], ids=["whole", "adapter", "jax"])

@@ -26,6 +26,9 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
         missing = (f"{RECIPE}; name a run's folder, such as runs/mine" if recipe is None else
                    f"{MODEL}/, which a run writes at its end; go on with it by the command that began it")
         raise RecipeError(f"{run}: no finished run, for it holds no {missing}")
+    if not recipe.trainable.adapts and (adapter / "adapter_config.json").is_file():
+        raise RecipeError(f"{run}: {adapter} is the adapter of a module that peft wrapped; load it with peft, and "
+                          "merge it by merge_and_unload()")
     if not recipe.trainable.adapts:
         raise RecipeError(f"{run}: trainable={recipe.trainable.name} trained the model's own weights; {adapter} is the "
                           "whole model")

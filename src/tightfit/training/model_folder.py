@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tightfit.data import Prepared
 from tightfit.data.tokenizing import name_end
@@ -27,18 +28,22 @@ def finish_model(model: Path, recipe: Recipe, data: Prepared) -> None:
 
 def loaded_by(model: Path, recipe: Recipe) -> str | None:
     """A line on how others load the model; None where nothing but tightfit does."""
-    try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = {}
-    task = get_task(recipe.task)
-    if (model / "adapter_config.json").is_file():
+    task, adapter = get_task(recipe.task), _values(model / "adapter_config.json")
+    if adapter:
         classes = f", num_labels={recipe.num_labels}" if recipe.num_labels else ""  # of which the base may have others
         call = f"PeftModel.from_pretrained(<its base model{classes}>, {str(model)!r})"
-        if task.peft_class is not None:
+        if task.peft_class is not None and adapter.get("base_model_name_or_path"):
             call = f"{task.peft_class}.from_pretrained({str(model)!r}{classes})"
         install = "" if find_spec("peft") else f"; {install_command('peft')}"
         return f"the adapter loads with peft: {call}{install}"
-    if config.get("model_type", OUR_TRANSFORMER) == OUR_TRANSFORMER:
+    if _values(model / "config.json").get("model_type", OUR_TRANSFORMER) == OUR_TRANSFORMER:
         return None
     return f"the model loads with transformers: {task.auto_class}.from_pretrained({str(model)!r})"
+
+
+def _values(file: Path) -> dict[str, Any]:
+    """A JSON file's values; none where it is not there or cannot be read."""
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
@@ -25,6 +26,7 @@ from tightfit.errors import Refused
 from tightfit.model_facts import model_facts, module_facts
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
+from tightfit.recipe.model_task import inner_module
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS, default_for_slot
 
@@ -66,6 +68,7 @@ def bare_build(
         facts = model_facts(recipe, config)
         model, notes = build_model(recipe, task, where, dtype, config, torch_device)
     else:
+        model, notes = _plain_module(model)
         facts = module_facts(model, recipe)
         if dtype != torch.float32 or any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
             cast_weights(model, dtype)  # before it moves, so that the device never holds it wider
@@ -92,6 +95,21 @@ def bare_build(
     from tightfit.backends.pytorch.determinism import deterministic_ops  # for these alone
 
     return replace(build, settings=(deterministic_ops,))
+
+
+def _plain_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+    """The caller's module, without what torch.compile put around it, and what is to be known of it, as sentences."""
+    notes: list[str] = []
+    if (plain := getattr(model, "_orig_mod", model)) is not model:
+        model = plain
+        notes.append("compile: what torch.compile put around the module is left off; compile=per-block compiles it")
+    inner = inner_module(model)
+    forward = type(inner).forward
+    own_code = inspect.isfunction(forward) and not forward.__module__.startswith("transformers")
+    if "_loss_function" in vars(inner) or (own_code and "labels" in inspect.signature(forward).parameters):
+        notes.append(f"model: a loss of {type(inner).__name__}'s own is not used, nor is it given labels; the loss is "
+                     "the cross-entropy of its logits")
+    return model, tuple(notes)
 
 
 def made_on_host(recipe: Recipe) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import transformers
@@ -54,12 +55,18 @@ def name_classes(model: transformers.PreTrainedModel, classes: dict[int, str]) -
     model.config.label2id = {name: number for number, name in model.config.id2label.items()}
 
 
+def is_wrapped_by_peft(model: nn.Module) -> TypeGuard[Any]:
+    """Whether the model is what `peft.get_peft_model` returns, which saves the adapter alone."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
 def save_model(
     model: nn.Module, folder: Path | str, classes: dict[int, str] | None = None, *, first: bool = True
 ) -> None:
     """Write the model's configuration and weights (safetensors) so that `model: <folder>` reads them.
 
-    transformers' models are written by `save_pretrained`; of a model of unknown class only its own code can make sense.
+    transformers' models are written by `save_pretrained`, and so is the adapter of one that peft wraps, as peft reads
+    it; of a model of unknown class only its own code can make sense.
     Rows that only pad the vocabulary are left out, and so are an adapter's factors; quantized weights are written
     dequantized. `classes` names labels in the configuration. Of several processes
     all call this, and the `first` writes.
@@ -74,6 +81,12 @@ def save_model(
             name_classes(model, classes)
         with no_progress_bars():
             model.save_pretrained(folder, state_dict={name: _alone(tensor) for name, tensor in stored.items()})
+        follow_umask(folder)
+        return
+    if is_wrapped_by_peft(model):
+        with no_progress_bars(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Could not find a config file")  # of the base: it is kept as it is
+            model.save_pretrained(str(folder), state_dict=stored)
         follow_umask(folder)
         return
     names = {*named_tensors(model), *(stored.keys() - model.state_dict().keys())}

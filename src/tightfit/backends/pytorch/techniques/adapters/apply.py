@@ -10,6 +10,7 @@ from torch import nn
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.experts import has_experts
+from tightfit.backends.pytorch.saved_model import is_wrapped_by_peft
 from tightfit.backends.pytorch.techniques.adapters.folder import classifier_head, save_adapter
 from tightfit.backends.pytorch.techniques.adapters.layers import (
     LINEAR,
@@ -22,7 +23,7 @@ from tightfit.backends.pytorch.techniques.adapters.layers import (
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.errors import ModelError, Refused, nearest
 from tightfit.techniques.base import Base
-from tightfit.techniques.trainable import Layers, LowRank
+from tightfit.techniques.trainable import Layers, LowRank, Trainable
 
 EXPERTS_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """Names of layers that peft 0.21 takes for the experts' own, as they were called once, in many a mixture of experts."""
@@ -67,8 +68,16 @@ def _blocks(build: Build) -> Iterator[nn.Module]:
     yield from dict.fromkeys(block for stack in build.stacks for block in stack)
 
 
+def _check_plain(technique: Trainable, build: Build) -> None:
+    """Raise Refused for a module that peft wrapped: what it trains is peft's to say, and alone is saved."""
+    if is_wrapped_by_peft(build.model):
+        raise Refused(f"trainable: {technique.name} is for a model without an adapter, and this module has one of "
+                      "peft's; write trainable=all, which trains that one, or give the base model")
+
+
 def layers(technique: Layers, build: Build) -> Build:
     """Freeze all but the named parts."""
+    _check_plain(technique, build)
     names = [name for name, _ in build.model.named_parameters(remove_duplicate=False)]
     for part in technique.names:
         if not any(Layers(names=(part,)).trains(name) for name in names):
@@ -85,6 +94,7 @@ def layers(technique: Layers, build: Build) -> Build:
 
 def low_rank(technique: LowRank, build: Build) -> Build:
     """Freeze all, and add factors to the target layers; of a classifier, train the head in full."""
+    _check_plain(technique, build)
     model, dtype = build.model, weight_dtype(build.recipe.precision)
     head = dict(classifier_head(build))
     for parameter in model.parameters():

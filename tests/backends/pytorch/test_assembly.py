@@ -1,0 +1,55 @@
+"""A module of the caller's own, made ready for a build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
+from tightfit.backends.pytorch.build import Build
+from tightfit.devices import Device
+from tightfit.errors import Refused
+from tightfit.recipe import Recipe
+
+CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34)
+
+
+class OwnLoss(GPT2LMHeadModel):  # type: ignore[misc]
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        return super().forward(input_ids=input_ids, labels=labels)
+
+
+def gpt(kind: type[GPT2LMHeadModel] = GPT2LMHeadModel) -> GPT2LMHeadModel:
+    return kind(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=64, n_positions=16))
+
+
+def built(model: Any, **values: Any) -> Build:
+    recipe = Recipe.from_dict({"seq_len": 16, "precision": "fp32", **values})
+    return bare_build(recipe, CPU, torch.device("cpu"), model)
+
+
+def test_a_loss_of_a_modules_own_is_noted():
+    with_loss = gpt()
+    with_loss.loss_function = lambda logits, labels, **more: logits.sum()
+    for model, name in ((with_loss, "GPT2LMHeadModel"), (gpt(OwnLoss), "OwnLoss")):
+        (note,) = built(model).notes
+        assert note.startswith(f"model: a loss of {name}'s own is not used")
+    assert built(gpt()).notes == ()
+
+
+def test_what_compiles_a_module_is_left_off():
+    plain = gpt()
+    build = built(torch.compile(plain))
+    assert build.model is plain
+    assert "compile=per-block compiles it" in build.notes[0]
+
+
+def test_an_adapter_of_pefts_gets_no_other():
+    wrapped = peft.get_peft_model(gpt(), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    assert built(wrapped).notes == ()
+    with pytest.raises(Refused, match=r"trainable: lora is for a model without an adapter.*; write trainable=all"):
+        apply_techniques(built(wrapped, trainable="lora"))
