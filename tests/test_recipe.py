@@ -285,6 +285,14 @@ def test_numbers_without_a_dot_are_numbers():
     assert apply_overrides({}, ["model_overrides.eps=-1e-6"]) == {"model_overrides": {"eps": -1e-6}}
 
 
+def test_a_colon_without_its_space_is_told():
+    for field in ("model_overrides", "data"):
+        with pytest.raises(RecipeError, match=f"{field}: 'n_layer:2' has no space behind the colon; write n_layer: 2"):
+            apply_overrides({}, [f"{field}={{n_layer:2}}"])
+    assert apply_overrides({}, ["data={'a:b', c:, d:e: 1, f:g: []}"]) == {
+        "data": {"a:b": None, "c": None, "d:e": 1, "f:g": []}}
+
+
 def test_a_merged_yaml_key_may_be_written_over(tmp_path: Path):
     (tmp_path / "a.yaml").write_text("model_overrides: {<<: {n_layer: 1, n_head: 2}, n_layer: 3}\n")
     assert load_recipe(str(tmp_path / "a.yaml")).model_overrides == {"n_layer": 3, "n_head": 2}

@@ -161,7 +161,8 @@ RESOLVERS = {**PLAIN, **{first: [NO_DOT, *PLAIN.get(first, ())] for first in "-+
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain values; a key that stands twice in a mapping is refused, where the last would win."""
+    """YAML's plain values; a key that stands twice in a mapping is refused, where the last would win, and so is what
+    looks like one and its value, as in `{n_layer:2}`, and is a key alone."""
 
     yaml_implicit_resolvers = RESOLVERS
 
@@ -172,6 +173,12 @@ class _Loader(yaml.SafeLoader):
             if key.value in seen:
                 raise RecipeError(f"{key.value!r} is written twice; keep one")
             seen.add(key.value)
+        plain = [key for key, value in node.value if isinstance(key, yaml.ScalarNode) and not key.style
+                 and isinstance(value, yaml.ScalarNode) and not (value.value or value.style)]
+        for key in plain:
+            name, _, rest = key.value.partition(":")
+            if rest:
+                raise RecipeError(f"{cut(key.value)!r} has no space behind the colon; write {cut(name)}: {cut(rest)}")
         return super().construct_mapping(node, deep)
 
 
