@@ -19,7 +19,7 @@ from tightfit.calibration import Calibration, Curve, processor, torch_version
 from tightfit.commands import plan as plan_command
 from tightfit.devices import Device, find_device
 from tightfit.display.plan_table import ReadablePlan
-from tightfit.errors import ModelError, RecipeError
+from tightfit.errors import ModelError, RecipeError, Refused
 from tightfit.planner import own_device
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe
