@@ -13,11 +13,13 @@ from transformers.models.mbart.modeling_mbart import shift_tokens_right
 
 from tests.data.helpers import FACTS, recipe
 from tightfit.data import GlobalBatchLoader, prepare
-from tightfit.data.sources import samples_from_rows
+from tightfit.data.rows import samples_from_rows
 from tightfit.errors import DataError
 from tightfit.model_facts import ModelFacts, facts_of
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, MicroBatch
+
+ROWS = [{"input_ids": [5, 6, 7 + i]} for i in range(10)]
 
 
 def batch_of(
@@ -88,10 +90,46 @@ def test_a_decoder_that_starts_with_the_end_of_its_target(tmp_path: Path) -> Non
     assert batch.inputs["decoder_input_ids"].tolist() == expected.tolist() == [[99, 6, 7, 2], [98, 8, 9, 2]]
 
 
-@pytest.mark.parametrize("name", ["position_ids", "completion_mask", "decoder_input_ids"])
+@pytest.mark.parametrize("name", ["position_ids", "completion_mask", "decoder_input_ids", "loss_mask", "weight"])
 def test_what_other_trainers_would_read_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=f"its rows hold {name}, which is not read here; remove it"):
-        batch_of([{"input_ids": [5, 6], name: [0, 1], "id": 7}], tmp_path)
+    rows: list[dict[str, Any]] = [{"input_ids": [5, 6], name: None}, {"input_ids": [5, 6], name: [0, 1], "id": 7}]
+    with pytest.raises(DataError, match=f"row 1 holds {name}, which is not read here; remove it"):
+        batch_of(rows, tmp_path)
+
+
+def test_labels_by_the_names_that_collators_take(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5, 6], "label": 2}, {"input_ids": [7], "label_ids": [1]}]
+    assert batch_of(rows, tmp_path, "sequence-classification").labels.tolist() == [2, 1]
+    rows = [{"input_ids": [5, 6], "label_ids": [IGNORE, 6]}]
+    assert batch_of(rows, tmp_path, "masked-lm").labels.tolist() == [[IGNORE, 6]]
+
+
+@pytest.mark.parametrize("held", [[0, 1], [1, 0]])
+def test_token_types_that_a_row_leaves_out_are_0(tmp_path: Path, held: list[int]) -> None:
+    rows = [{"input_ids": [5, 6], "labels": [5, 6], **({"token_type_ids": [1, 1]} if one else {})} for one in held]
+    batch = batch_of(rows, tmp_path, "masked-lm")
+    assert batch.inputs["token_type_ids"].tolist() == [[one, one] for one in held]
+
+
+def test_a_row_that_raises_is_named(tmp_path: Path) -> None:
+    class Broken(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            return {}["boom"] if index == 2 else super().__getitem__(index)
+
+    with pytest.raises(DataError, match="eval_dataset: row 2 cannot be read: KeyError: 'boom'") as raised:
+        prepare(recipe(tmp_path), FACTS, dataset=ROWS, eval_dataset=Broken(ROWS))
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_rows_that_are_cut_or_left_out_are_counted(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5] * length} for length in (3, 16, 17, 18, 30)]
+    prepared = prepare(recipe(tmp_path), FACTS, dataset=rows, eval_dataset=ROWS * 30)
+    assert prepared.notes == (
+        "dataset: 2 of 5 rows are longer than seq_len=16 and cut there; write seq_len=30 for more of them",
+        "eval_samples: 256 of the 300 rows to evaluate on are read; write eval_samples=null for all",
+    )
+    settings = recipe(tmp_path, seq_len=64, eval_samples=None)
+    assert prepare(settings, FACTS, dataset=rows, eval_dataset=ROWS * 30).notes == ()
 
 
 def test_masked_lm_and_image_rows(tmp_path: Path) -> None:
@@ -116,6 +154,7 @@ def test_masked_lm_and_image_rows(tmp_path: Path) -> None:
     ("causal-lm", {"input_ids": [[1, 2], [3, 4]]}, "as its input_ids, which should be integers, .* for one row"),
     ("causal-lm", {"input_ids": [1, 2, 3], "attention_mask": [1]}, "row 0 has an attention_mask of 1 for 3 input_ids"),
     ("causal-lm", [1, 2], "row 0 is of type list; give mappings such as"),
+    ("sequence-classification", {"input_ids": [4], "labels": [0.0, 1.0]}, r"row 0 has \[0.0, 1.0\] as its labels, .* one"),
 ])  # fmt: skip
 def test_rows_that_do_not_serve(task: str, row: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
@@ -131,6 +170,14 @@ def test_rows_of_a_batch_of_one_are_rows(tmp_path: Path) -> None:
 def test_columns_are_no_rows(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dataset: a mapping of columns has no rows; give .*from_dict"):
         batch_of({"input_ids": [[1, 2]]}, tmp_path)
+
+
+@pytest.mark.parametrize(("rows", "message"), [
+    ([], "dataset: it has no rows"), (torch.utils.data.DataLoader(ROWS), r"DataLoader does not give .* own \.dataset"),
+])  # fmt: skip
+def test_what_holds_no_rows_is_refused(rows: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        batch_of(rows, tmp_path)
 
 
 def test_rows_without_a_length_are_refused(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def evaluation_global_batches(
     """Global batches over at most `eval_samples` samples, evenly spread and in order; the same each time. part: as of
     `make_global_batch`."""
     size, micro = recipe.batch_size, recipe.resolved_micro_batch
-    total = min(len(samples), recipe.eval_samples)
+    total = min(len(samples), recipe.eval_samples or len(samples))
     spread = np.arange(total) * len(samples) // max(total, 1)
     for start in range(0, total, size):
         chosen = spread[start : start + size]

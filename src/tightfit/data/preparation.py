@@ -11,8 +11,9 @@ import numpy as np
 
 from tightfit.data.corpora import evaluation_data, named_fields, open_corpus, usual_fields
 from tightfit.data.readers import LABEL, LEARNED, MESSAGES, TARGET, TEXT, MissingField, Wanted
+from tightfit.data.rows import Rows, cut_note, samples_from_rows
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
-from tightfit.data.sources import Dummy, Rows, image_processor, open_images, pixel_scale, samples_from_rows
+from tightfit.data.sources import Dummy, image_processor, open_images, pixel_scale
 from tightfit.data.splitting import Progress, Split, held_out
 from tightfit.data.tokenized import Part, TokenStream, tokenize
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
@@ -33,7 +34,7 @@ class Prepared:
     names none: labels are numbers, or rows of the caller's own, or no classes. image_processor: the configuration of
     the one that makes such samples of image files; None where they are not made from those. unlearned: training
     documents of which no token is learned. turn_end: the token that ends the assistant's turn, where documents are
-    conversations and one token does.
+    conversations and one token does. notes: sentences on what of the caller's own rows is not read.
     """
 
     train: Samples
@@ -44,6 +45,7 @@ class Prepared:
     image_processor: dict[str, Any] | None = None
     unlearned: int = 0
     turn_end: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def prepare(
@@ -78,13 +80,20 @@ def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
 
 
 def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows, eval_dataset: Rows | None) -> Prepared:
-    own = None if eval_dataset is None else samples_from_rows(eval_dataset, recipe, facts)
+    given = {"dataset": dataset, **({} if eval_dataset is None else {"eval_dataset": eval_dataset})}
+    samples = {name: samples_from_rows(rows, recipe, facts, name) for name, rows in given.items()}
+    own = samples.get("eval_dataset")
     if own is None and (recipe.data.eval_source or recipe.data.eval_split):
         raise DataError("data.eval_source: the training examples are rows of the caller's own; give those to evaluate "
                         "on as eval_dataset")
-    train, evaluation = _divide(samples_from_rows(dataset, recipe, facts), recipe.data.eval_fraction, own)
+    train, evaluation = _divide(samples["dataset"], recipe.data.eval_fraction, own)
+    notes = [note for name, rows in given.items() for note in cut_note(rows, recipe, facts, name)]
+    if evaluation is not None and recipe.eval_samples is not None and len(evaluation) > recipe.eval_samples:
+        notes.append(f"eval_samples: {recipe.eval_samples} of the {len(evaluation):,} rows to evaluate on are read; "
+                     "write eval_samples=null for all")
     named = recipe.tokenizer not in ("auto", "train")
-    return Prepared(train=train, evaluation=evaluation, tokenizer=named_tokenizer(recipe) if named else None)
+    return Prepared(train=train, evaluation=evaluation, tokenizer=named_tokenizer(recipe) if named else None,
+                    notes=tuple(notes))
 
 
 def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:

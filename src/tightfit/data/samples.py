@@ -74,12 +74,14 @@ class Padded:
 
     def batch(self, indices: Array, epoch: int) -> tuple[MicroBatch, int]:
         rows = [self.examples.example(int(i), epoch) for i in self.numbers(indices)]
+        nothing = np.empty(0, dtype=np.int64)
         if "input_ids" not in rows[0].inputs:
             stacked = {name: np.stack([r.inputs[name] for r in rows]) for name in rows[0].inputs}
             return MicroBatch(inputs=stacked, labels=np.stack([r.labels for r in rows])), len(rows)
-        inputs = {
-            name: self._pad([r.inputs[name] for r in rows], 0 if name in PADDED_WITH_ZERO else self.pad_id)
-            for name in rows[0].inputs
+        inputs = {  # what a row leaves out is 0, as a model takes it that is given none
+            name: self._pad([r.inputs.get(name, nothing) for r in rows],
+                            0 if name in PADDED_WITH_ZERO else self.pad_id)
+            for name in dict.fromkeys(name for r in rows for name in r.inputs)
         }
         one_each = rows[0].labels.ndim == 0
         labels = np.stack([r.labels for r in rows]) if one_each else self._pad([r.labels for r in rows], IGNORE)

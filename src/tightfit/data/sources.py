@@ -1,139 +1,21 @@
-"""Samples that are not made from text: rows of the caller's own, images in folders, random numbers."""
+"""Samples that are not made from text: images in folders, random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tightfit.data.corpora import missing_path
-from tightfit.data.samples import PADDED_WITH_ZERO, Example, Padded, generator, next_tokens, padded, shifted_right
-from tightfit.errors import DataError, MissingLibrary, cut
+from tightfit.data.samples import Example, generator, next_tokens
+from tightfit.errors import DataError, MissingLibrary
 from tightfit.model_facts import ModelFacts
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
-from tightfit.tasks import IGNORE, Array, ArraySpec, Task, get_task
-
-IGNORED = frozenset({
-    "position_ids", "decoder_input_ids", "decoder_attention_mask", "global_attention_mask", "inputs_embeds", "bbox",
-    "seq_lengths", "seq_idx", "completion_mask", "assistant_masks",
-})  # fmt: skip
-"""Fields of rows that other trainers read: inputs of models, documents that share a row, and what is learned."""
-
-
-class Rows(Protocol):
-    """Any map-style data set: a list of dicts, a `datasets.Dataset`."""
-
-    def __len__(self) -> int:
-        """Number of rows."""
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        """The row `index`."""
-
-
-def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts) -> Padded:
-    """The rows as samples, one a row of the micro-batch.
-
-    Rows hold `input_ids` (or `pixel_values`), and may hold `attention_mask` (positions that it hides are dropped),
-    `token_type_ids` and `labels`: a class, or one label for each token in the Hugging Face convention (not shifted,
-    -100 where nothing counts). A causal-lm without labels predicts its own tokens. Raises DataError for a row that
-    lacks what the task needs.
-    """
-    if not isinstance(rows, Sized):
-        raise DataError(f"dataset: {type(rows).__name__} has no length, as streamed data has none, and an epoch of it "
-                        "no number of steps; give rows with len() and [i], such as load_dataset(..., streaming=False)")
-    if isinstance(rows, Mapping):
-        raise DataError("dataset: a mapping of columns has no rows; give datasets.Dataset.from_dict(...) of it")
-    if len(rows) and isinstance(rows[0], Mapping) and (ignored := sorted(IGNORED & rows[0].keys())):
-        raise DataError(f"dataset: its rows hold {', '.join(ignored)}, which is not read here; remove it, with a "
-                        "document in each row and what is not learned as -100 in labels")
-    examples = RowExamples(rows=rows, task=get_task(recipe.task), seq_len=recipe.seq_len, facts=facts)
-    if len(examples):
-        examples.example(0, 0)
-    return padded(examples, recipe, facts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowExamples:
-    """Rows as examples of a task."""
-
-    rows: Rows
-    task: Task
-    seq_len: int
-    facts: ModelFacts
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def example(self, index: int, epoch: int) -> Example:
-        row = self.rows[index]
-        if not isinstance(row, Mapping):
-            raise DataError(f"dataset: row {index} is of type {type(row).__name__}; give mappings such as "
-                            '{"input_ids": [...]}')
-        for name in self.task.needs:
-            if row.get(name) is None:
-                raise DataError(f"dataset: row {index} has no {name!r}, which {self.task.name} needs; it has: "
-                                + ", ".join(row))
-        if self.task.reads == "images":
-            return Example({"pixel_values": np.asarray(row["pixel_values"], np.float32)}, self._class(row, index))
-        mask = row.get("attention_mask")
-        ids = self._ids(row, "input_ids", index)
-        shown = np.ones(len(ids), bool) if mask is None else np.asarray(mask, bool).reshape(-1)
-        if len(shown) != len(ids):
-            raise DataError(f"dataset: row {index} has an attention_mask of {len(shown)} for {len(ids)} input_ids")
-        ids = ids[shown][: self.seq_len + 1]
-        inputs = {"input_ids": ids[: self.seq_len]}
-        for name in PADDED_WITH_ZERO & row.keys():
-            inputs[name] = self._ids(row, name, index)[shown][: self.seq_len]
-        if self.task.predicts == "class":
-            return Example(inputs, self._class(row, index))
-        if self.task.predicts == "target":
-            decoder = shifted_right(self._ids(row, "labels", index), self.seq_len, self.facts)
-            return Example({**inputs, **decoder.inputs}, decoder.labels)
-        labels = ids
-        if row.get("labels") is not None:
-            labels = self._ids(row, "labels", index)
-            if len(labels) != len(row["input_ids"]):
-                raise DataError(f"dataset: row {index} has {len(labels)} labels for {len(row['input_ids'])} input_ids; "
-                                "write one for each, or task=sequence-classification for one class a row")
-            labels = labels[shown][: self.seq_len + 1]
-        if self.task.predicts == "next":
-            return Example(inputs, next_tokens(labels, self.seq_len).labels)
-        return Example(inputs, labels[: self.seq_len])
-
-    def _ids(self, row: Mapping[str, Any], name: str, index: int) -> Array:
-        ids = _integers(row[name], name, index).reshape(-1)
-        self._check(ids, name, index, self.facts.vocab_size, "vocab_size")
-        return ids
-
-    def _class(self, row: Mapping[str, Any], index: int) -> Array:
-        label = _integers(row["labels"], "labels", index).reshape(())
-        self._check(label, "labels", index, self.facts.num_labels, "num_labels")
-        return label
-
-    def _check(self, values: Array, name: str, index: int, high: int, field: str) -> None:
-        wrong = values[(values != IGNORE) & ((values < 0) | (values >= high))]
-        if wrong.size:
-            largest = int(wrong.max())
-            more = f"write {field}={largest + 1} or " if wrong.min() >= 0 else ""
-            raise DataError(f"dataset: row {index} has {int(wrong[0])} among its {name}, which should lie in 0 to "
-                            f"{high - 1}; {more}change the data")
-
-
-def _integers(values: Any, name: str, index: int) -> Array:
-    """A row's values of that name. Raises DataError for fractions, texts and nested rows."""
-    with suppress(OverflowError, TypeError, ValueError), np.errstate(invalid="ignore"):  # of NaN
-        given = np.asarray(values)
-        found = given.astype(np.int64)
-        if given.dtype.kind not in "SU" and np.array_equal(found, given) and given.squeeze().ndim <= 1:
-            return found
-    raise DataError(f"dataset: row {index} has {cut(repr(values), 80)} as its {name}, which should be integers, as a "
-                    "tokenizer gives them for one row")
-
+from tightfit.tasks import Array, ArraySpec, Task
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

@@ -160,8 +160,8 @@ class Recipe(TechniqueFacts, BaseModel):
     """Write a line of `metrics.jsonl` every so many steps; the screen shows steps some seconds apart."""
     eval_steps: Positive | Epoch | None = None
     """Evaluate every so many steps, or after each `epoch`; by default only at the end."""
-    eval_samples: Positive = 256
-    """At most so many held-out samples an evaluation."""
+    eval_samples: Positive | None = 256
+    """At most so many held-out samples an evaluation, null for all of them."""
     save_steps: Positive | Epoch | None = None
     """Write a checkpoint every so many steps, or after each `epoch`; by default only when stopped."""
     save_total_limit: Positive | None = 2

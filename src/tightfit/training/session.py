@@ -29,7 +29,7 @@ from tightfit.training.memory_check import check_memory
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from tightfit.data.sources import Rows
+    from tightfit.data.rows import Rows
     from tightfit.planning.plan import Plan
 
 MOST_WORKERS = 8

@@ -189,7 +189,7 @@ class Trainer:
         first_step = found.step if found else 0
         profile = self._profile(session, folder, first_step, source)
         build = session.build()
-        for note in build.notes:
+        for note in (*data.notes, *build.notes):
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
         self.listener.message(beginning(recipe, step, data, len(source), self.module is None))

@@ -1,0 +1,196 @@
+"""Samples that are rows of the caller's own, already tokenized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tightfit.data.samples import PADDED_WITH_ZERO, Example, Padded, next_tokens, padded, shifted_right
+from tightfit.errors import DataError, cut, one_line
+from tightfit.model_facts import ModelFacts
+from tightfit.recipe import Recipe
+from tightfit.tasks import IGNORE, Array, Task, get_task
+
+IGNORED = frozenset({
+    "position_ids", "decoder_input_ids", "decoder_attention_mask", "global_attention_mask", "inputs_embeds", "bbox",
+    "seq_lengths", "seq_idx", "completion_mask", "assistant_masks", "loss_mask", "weight",
+})  # fmt: skip
+"""Fields of rows that other trainers read: inputs of models, documents that share a row, and what is learned."""
+ALSO_LABELS = ("label", "label_ids")
+"""Names under which Hugging Face's collators take the labels too."""
+COUNTED = 10_000
+"""So many rows, evenly spread, are looked at to count those that are cut."""
+
+
+class Rows(Protocol):
+    """Any map-style data set: a list of dicts, a `datasets.Dataset`."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        """The row `index`."""
+
+
+def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts, name: str = "dataset") -> Padded:
+    """The rows as samples, one a row of the micro-batch.
+
+    Rows hold `input_ids` (or `pixel_values`), and may hold `attention_mask` (positions that it hides are dropped),
+    `token_type_ids` and `labels`: a class, or one label for each token in the Hugging Face convention (not shifted,
+    -100 where nothing counts). A causal-lm without labels predicts its own tokens. name: the argument that they are
+    given as. Raises DataError for a row that lacks what the task needs.
+    """
+    examples = RowExamples.of(rows, recipe, facts, name)
+    examples.example(0, 0)
+    return padded(examples, recipe, facts)
+
+
+def most_tokens(rows: Rows, recipe: Recipe, facts: ModelFacts, name: str = "dataset") -> int:
+    """The tokens of the longest row, or of the longest target. Raises DataError as `samples_from_rows`."""
+    examples = RowExamples.of(rows, recipe, facts, name)
+    return max(examples.tokens(index) for index in range(len(examples)))
+
+
+def cut_note(rows: Rows, recipe: Recipe, facts: ModelFacts, name: str = "dataset") -> Iterator[str]:
+    """A sentence that says how many rows are cut to the recipe's `seq_len`, where some are."""
+    examples = RowExamples.of(rows, recipe, facts, name)
+    if examples.task.reads == "images":
+        return
+    looked_at = min(len(examples), COUNTED)
+    tokens = np.array([examples.tokens(index * len(examples) // looked_at) for index in range(looked_at)])
+    cut_rows = int((tokens > recipe.seq_len + (examples.task.predicts == "next")).sum())  # the last token is a label
+    if cut_rows:
+        longest = int(min(tokens.max(), facts.max_positions or tokens.max()))
+        advice = f"; write seq_len={longest} for more of them" if longest > recipe.seq_len else ""
+        yield (f"{name}: {cut_rows:,} of {looked_at:,} rows{' looked at' * (looked_at < len(examples))} are longer "
+               f"than seq_len={recipe.seq_len} and cut there{advice}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowExamples:
+    """Rows as examples of a task. name: the argument that they are given as."""
+
+    rows: Rows
+    task: Task
+    seq_len: int
+    facts: ModelFacts
+    name: str = "dataset"
+
+    @classmethod
+    def of(cls, rows: Rows, recipe: Recipe, facts: ModelFacts, name: str) -> RowExamples:
+        """The rows as examples of the recipe's task. Raises DataError for what has no rows by number."""
+        kind = type(rows).__name__
+        if not isinstance(rows, Sized):
+            raise DataError(f"{name}: {kind} has no length, as streamed data has none, and an epoch of it no number "
+                            "of steps; give rows with len() and [i], such as load_dataset(..., streaming=False)")
+        if isinstance(rows, Mapping):
+            raise DataError(f"{name}: a mapping of columns has no rows; give datasets.Dataset.from_dict(...) of it")
+        if not hasattr(rows, "__getitem__"):
+            raise DataError(f"{name}: {kind} does not give a row by its number; give rows with len() and [i], such as "
+                            "a DataLoader's own .dataset: they are batched and padded here")
+        if not len(rows):
+            raise DataError(f"{name}: it has no rows; give one at least")
+        return cls(rows=rows, task=get_task(recipe.task), seq_len=recipe.seq_len, facts=facts, name=name)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def example(self, index: int, epoch: int) -> Example:
+        row = self._row(index)
+        if self.task.reads == "images":
+            return Example({"pixel_values": np.asarray(row["pixel_values"], np.float32)}, self._class(row, index))
+        ids = self._ids(row, "input_ids", index)
+        shown = self._shown(row, len(ids), index)
+        ids = ids[shown][: self.seq_len + 1]
+        inputs = {"input_ids": ids[: self.seq_len]}
+        for name in PADDED_WITH_ZERO & row.keys():
+            if row[name] is not None:
+                inputs[name] = self._ids(row, name, index)[shown][: self.seq_len]
+        if self.task.predicts == "class":
+            return Example(inputs, self._class(row, index))
+        if self.task.predicts == "target":
+            decoder = shifted_right(self._ids(row, "labels", index), self.seq_len, self.facts)
+            return Example({**inputs, **decoder.inputs}, decoder.labels)
+        labels = ids
+        if row.get("labels") is not None:
+            labels = self._ids(row, "labels", index)
+            if len(labels) != len(shown):
+                raise self._wrong(index, f"has {len(labels)} labels for {len(shown)} input_ids; write one for each, or "
+                                  "task=sequence-classification for one class a row")
+            labels = labels[shown][: self.seq_len + 1]
+        if self.task.predicts == "next":
+            return Example(inputs, next_tokens(labels, self.seq_len).labels)
+        return Example(inputs, labels[: self.seq_len])
+
+    def tokens(self, index: int) -> int:
+        """The tokens of a row that are not hidden, or of its target where those are more."""
+        row = self._row(index)
+        target = len(self._ids(row, "labels", index)) if self.task.predicts == "target" else 0
+        return max(int(self._shown(row, len(self._ids(row, "input_ids", index)), index).sum()), target)
+
+    def _row(self, index: int) -> Mapping[str, Any]:
+        """A row that has what the task needs, with its labels called so."""
+        try:
+            row = self.rows[index]
+        except Exception as error:  # of the caller's own code
+            raise self._wrong(index, f"cannot be read: {type(error).__name__}: {one_line(error)}") from error
+        if not isinstance(row, Mapping):
+            raise self._wrong(index, f"is of type {type(row).__name__}; give mappings such as "
+                              '{"input_ids": [...]}')
+        if ignored := sorted(name for name in IGNORED & row.keys() if row[name] is not None):
+            raise self._wrong(index, f"holds {', '.join(ignored)}, which is not read here; remove it, with a document "
+                              "in each row and what is not learned as -100 in labels")
+        also = [name for name in ALSO_LABELS if row.get(name) is not None]
+        if also and row.get("labels") is None:
+            row = {**row, "labels": row[also[0]]}
+        for name in self.task.needs:
+            if row.get(name) is None:
+                raise self._wrong(index, f"has no {name!r}, which {self.task.name} needs; it has: " + ", ".join(row))
+        return row
+
+    def _shown(self, row: Mapping[str, Any], tokens: int, index: int) -> Array:
+        """Whether its `attention_mask` shows each of a row's tokens: bool (tokens,)."""
+        mask = row.get("attention_mask")
+        shown = np.ones(tokens, bool) if mask is None else np.asarray(mask, bool).reshape(-1)
+        if len(shown) != tokens:
+            raise self._wrong(index, f"has an attention_mask of {len(shown)} for {tokens} input_ids")
+        return shown
+
+    def _ids(self, row: Mapping[str, Any], name: str, index: int) -> Array:
+        ids = self._integers(row, name, index).reshape(-1)
+        self._check(ids, name, index, self.facts.vocab_size, "vocab_size")
+        return ids
+
+    def _class(self, row: Mapping[str, Any], index: int) -> Array:
+        label = self._integers(row, "labels", index)
+        if label.size != 1:
+            raise self._wrong(index, f"has {cut(repr(row['labels']), 80)} as its labels, and {self.task.name} learns "
+                              "one class a row; write the number of one")
+        label = label.reshape(())
+        self._check(label, "labels", index, self.facts.num_labels, "num_labels")
+        return label
+
+    def _check(self, values: Array, name: str, index: int, high: int, field: str) -> None:
+        wrong = values[(values != IGNORE) & ((values < 0) | (values >= high))]
+        if wrong.size:
+            largest = int(wrong.max())
+            more = f"write {field}={largest + 1} or " if wrong.min() >= 0 else ""
+            raise self._wrong(index, f"has {int(wrong[0])} among its {name}, which should lie in 0 to {high - 1}; "
+                              f"{more}change the data")
+
+    def _integers(self, row: Mapping[str, Any], name: str, index: int) -> Array:
+        """A row's values of that name. Raises DataError for fractions, texts and nested rows."""
+        with suppress(OverflowError, TypeError, ValueError), np.errstate(invalid="ignore"):  # of NaN
+            given = np.asarray(row[name])
+            found = given.astype(np.int64)
+            if given.dtype.kind not in "SU" and np.array_equal(found, given) and given.squeeze().ndim <= 1:
+                return found
+        raise self._wrong(index, f"has {cut(repr(row[name]), 80)} as its {name}, which should be integers, as a "
+                          "tokenizer gives them for one row")
+
+    def _wrong(self, index: int, what: str) -> DataError:
+        return DataError(f"{self.name}: row {index} {what}")
