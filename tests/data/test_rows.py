@@ -114,7 +114,9 @@ def test_token_types_that_a_row_leaves_out_are_0(tmp_path: Path, held: list[int]
 def test_a_row_that_raises_is_named(tmp_path: Path) -> None:
     class Broken(list[Any]):
         def __getitem__(self, index: Any) -> Any:
-            return {}["boom"] if index == 2 else super().__getitem__(index)
+            if index == 2:
+                raise KeyError("boom")
+            return super().__getitem__(index)
 
     with pytest.raises(DataError, match="eval_dataset: row 2 cannot be read: KeyError: 'boom'") as raised:
         prepare(recipe(tmp_path), FACTS, dataset=ROWS, eval_dataset=Broken(ROWS))
@@ -154,7 +156,7 @@ def test_masked_lm_and_image_rows(tmp_path: Path) -> None:
     ("causal-lm", {"input_ids": [[1, 2], [3, 4]]}, "as its input_ids, which should be integers, .* for one row"),
     ("causal-lm", {"input_ids": [1, 2, 3], "attention_mask": [1]}, "row 0 has an attention_mask of 1 for 3 input_ids"),
     ("causal-lm", [1, 2], "row 0 is of type list; give mappings such as"),
-    ("sequence-classification", {"input_ids": [4], "labels": [0.0, 1.0]}, r"row 0 has \[0.0, 1.0\] as its labels, .* one"),
+    ("sequence-classification", {"input_ids": [4], "labels": [0.0, 1.0]}, r"row 0 has .* as its labels, .* one class"),
 ])  # fmt: skip
 def test_rows_that_do_not_serve(task: str, row: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):

@@ -207,6 +207,13 @@ def test_epochs_are_of_as_many_steps_as_the_data_has_global_batches_and_a_resume
     assert again.asked == ["save 8", "evaluate", "save 9", "evaluate"]
 
 
+def test_shares_are_of_the_steps_that_the_run_has(tmp_path):
+    step = FakeStep()
+    run(step, tmp_path, save_steps=0.5, eval_steps=0.3, logging_steps=0.5, max_steps=6)
+    assert step.asked == ["evaluate", "save 3", "evaluate", "save 6", "evaluate"]
+    assert [line["step"] for line in lines(tmp_path) if "learning_rate" in line] == [3, 6]
+
+
 def test_an_evaluation_that_an_end_of_the_process_came_before_is_made_up_for(tmp_path):
     run(FakeStep(), tmp_path, max_steps=3, save_steps=3, eval_steps=3)
     metrics = tmp_path / "metrics.jsonl"

@@ -311,6 +311,25 @@ def test_a_saved_model_knows_where_a_text_ends(tiny, tmp_path):
     assert AutoConfig.from_pretrained(path).eos_token_id == GenerationConfig.from_pretrained(path).eos_token_id == end
 
 
+def test_training_arguments_cut_no_rows_and_leave_none_out(tmp_path: Path) -> None:
+    module = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=64, n_positions=1500))
+    rows = [{"input_ids": [i] * (1100 + i)} for i in range(20)]
+    given = {"output_dir": str(tmp_path), "per_device_train_batch_size": 8, "num_train_epochs": 2, "use_cpu": True,
+             "report_to": "none"}
+    alone = Trainer(module, TrainingArguments(**given), rows)
+    assert (alone.recipe.seq_len, alone.recipe.data.eval_fraction, alone.recipe.eval_samples) == (1119, 0, None)
+    watched = TrainingArguments(**given, eval_strategy="steps", eval_steps=0.5, logging_steps=0.25)
+    beside = Trainer(module, watched, rows, [{"input_ids": [1] * 1600}, *rows * 20], overrides=["data.packing=false"])
+    assert (beside.recipe.seq_len, beside.recipe.data.eval_fraction) == (1500, 0.05)  # for no rows to evaluate on
+    assert (beside.recipe.eval_steps, beside.recipe.logging_steps) == (0.5, 0.25)
+    assert Trainer(module, watched, rows, overrides=["seq_len=8"]).recipe.seq_len == 8
+    assert Trainer(module, watched).recipe.seq_len == 1024
+    said = Said()
+    summary = Trainer(module, TrainingArguments(**given), rows, overrides=["seq_len=8"], listener=said).train()
+    assert (summary.steps, summary.eval_loss) == (6, None)  # of 20 rows, twice
+    assert any(text.startswith("note: dataset: 20 of 20 rows are longer than seq_len=8 ") for text in said.texts)
+
+
 def test_training_arguments_train_as_the_recipe_that_they_say(tmp_path: Path) -> None:
     said = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2, "use_cpu": True,
             "learning_rate": 0.1, "seed": 3}

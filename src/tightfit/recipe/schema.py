@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tightfit.errors import RecipeError
-from tightfit.recipe.sections import BestMetric, Coefficient, Data, Inference, NameOrPath, Schedule, Size, StepsOrShare
+from tightfit.recipe.sections import (
+    BestMetric,
+    Coefficient,
+    Data,
+    Every,
+    Inference,
+    NameOrPath,
+    Schedule,
+    Size,
+    StepsOrShare,
+)
 from tightfit.recipe.yaml import explain, slot_field
 from tightfit.tasks import TASKS
 from tightfit.techniques import (
@@ -156,14 +166,16 @@ class Recipe(TechniqueFacts, BaseModel):
     """Weight of the routers' z-loss, which keeps their logits small; by default the model configuration's, or 0."""
     seed: Annotated[int, Field(ge=0), at_most(2**63 - 1), NUMBER] = 0
     """Seeds weights, data order, dropout and sampling."""
-    logging_steps: Positive = 10
-    """Write a line of `metrics.jsonl` every so many steps; the screen shows steps some seconds apart."""
-    eval_steps: Positive | Epoch | None = None
-    """Evaluate every so many steps, or after each `epoch`; by default only at the end."""
+    logging_steps: Every = 10
+    """Write a line of `metrics.jsonl` every so many steps (below 1, a share of all steps); the screen shows steps some
+    seconds apart."""
+    eval_steps: Every | Epoch | None = None
+    """Evaluate every so many steps (below 1, a share of all), or after each `epoch`; by default only at the end."""
     eval_samples: Positive | None = 256
     """At most so many held-out samples an evaluation, null for all of them."""
-    save_steps: Positive | Epoch | None = None
-    """Write a checkpoint every so many steps, or after each `epoch`; by default only when stopped."""
+    save_steps: Every | Epoch | None = None
+    """Write a checkpoint every so many steps (below 1, a share of all), or after each `epoch`; by default only when
+    stopped."""
     save_total_limit: Positive | None = 2
     """Checkpoints to keep, null for all of them; the best one stays besides."""
     metric_for_best_model: BestMetric | None = None
@@ -256,7 +268,10 @@ class Recipe(TechniqueFacts, BaseModel):
     @property
     def warmup(self) -> int:
         """Steps of warm-up."""
-        given = self.warmup_steps
+        return self.in_steps(self.warmup_steps)
+
+    def in_steps(self, given: float) -> int:
+        """A number of steps that is written as one, or below 1 as a share of all."""
         return math.ceil(given * self.max_steps) if given < 1 else int(given)
 
     @property

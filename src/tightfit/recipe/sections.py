@@ -41,6 +41,8 @@ NameOrPath = Annotated[str, AfterValidator(_file_name)]
 Coefficient = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
 StepsOrShare = Annotated[int | float, BeforeValidator(_steps_or_share)]
+Every = Positive | Annotated[float, Field(gt=0.0, lt=1.0), NUMBER]
+"""A number of steps, or below 1 a share of all steps."""
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
 BestMetric = Annotated[MetricName, BeforeValidator(_without_prefix)]
 

@@ -211,7 +211,7 @@ class TrainingLoop:
                 sums.samples += dispatched.global_batch.samples
                 sums.tokens += dispatched.global_batch.tokens
         self.listener.stepped(dispatched.number, result.loss.mean, interval.tokens / (interval.seconds or 1.0))
-        if dispatched.number % self.recipe.logging_steps == 0 or dispatched.number == self.recipe.max_steps:
+        if self._ends_at(dispatched.number, self.recipe.logging_steps) or dispatched.number == self.recipe.max_steps:
             self._write_line(dispatched, result)
 
     def _write_line(self, dispatched: DispatchedStep, result: StepResult) -> None:
@@ -238,10 +238,10 @@ class TrainingLoop:
             self.evaluate()
         self._restart_clock()
 
-    def _ends_at(self, step: int, every: int | str | None) -> bool:
-        """Whether so many steps, or an epoch, end with this step."""
-        steps = len(self.source) if every == "epoch" else every
-        return isinstance(steps, int) and step > 0 and step % steps == 0
+    def _ends_at(self, step: int, every: float | str | None) -> bool:
+        """Whether so many steps, such a share of all, or an epoch end with this step."""
+        steps = len(self.source) if isinstance(every, str) else self.recipe.in_steps(every or 0)
+        return steps > 0 and step > 0 and step % steps == 0
 
     def evaluate(self) -> None:
         """The metrics of the held-out samples, written down; nothing where nothing is held out."""

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
+from tightfit.data.rows import Rows, most_tokens
 from tightfit.data.splitting import Progress
 from tightfit.devices import Device, listed_device
 from tightfit.errors import Refused
@@ -29,7 +31,6 @@ from tightfit.training.memory_check import check_memory
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from tightfit.data.rows import Rows
     from tightfit.planning.plan import Plan
 
 MOST_WORKERS = 8
@@ -120,15 +121,26 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None, resumed: bool 
 def recipe_for_machine(
     recipe: Recipe | Mapping[str, Any] | str | Path | TrainingArguments | None, model: Any = None,
     overrides: Iterable[str] = (), training_arguments: Path | None = None,
+    rows: Mapping[str, Rows | None] = MappingProxyType({}),
 ) -> Recipe:  # fmt: skip
     """The recipe that a caller means, as this machine runs it: on CUDA where there is such a device and it may be used.
-    The arguments are those of `recipe.lookup.as_recipe`."""
+
+    The arguments are those of `recipe.lookup.as_recipe`. rows: of the caller's own, by the argument that they are given
+    as: the Hugging Face Trainer cuts none, and so by its arguments `seq_len` is what they need, up to the model's
+    positions.
+    """
     words = list(overrides)
     plain = as_recipe(recipe, model, words, training_arguments=training_arguments)
-    on_cuda = load_backend(plain.backend.name).device(plain).kind == "cuda"
-    if not on_cuda:
-        return plain
-    return as_recipe(recipe, model, words, cuda=True, training_arguments=training_arguments)
+    found = plain
+    if load_backend(plain.backend.name).device(plain).kind == "cuda":
+        found = as_recipe(recipe, model, words, cuda=True, training_arguments=training_arguments)
+    given = {name: each for name, each in rows.items() if each is not None}
+    if (not given or not hasattr(recipe, "per_device_train_batch_size") or get_task(found.task).reads == "images"
+            or any(word.partition("=")[0].strip() == "seq_len" for word in words)):
+        return found
+    facts = model_facts(found) if model is None or isinstance(model, str) else module_facts(model, found)
+    longest = max(most_tokens(each, found, facts, name) for name, each in given.items())
+    return found.override(seq_len=min(longest, facts.max_positions or longest))
 
 
 def training_global_batches(recipe: Recipe) -> GlobalBatchLoader:

@@ -67,12 +67,13 @@ class Trainer:
         progress: bool = False,
         listener: Listener | None = None,
     ) -> None:
-        self.recipe = recipe_for_machine(recipe, model, overrides, training_arguments)
+        self.dataset, self.eval_dataset = dataset, eval_dataset
+        self.recipe = recipe_for_machine(recipe, model, overrides, training_arguments,
+                                         {"dataset": dataset, "eval_dataset": eval_dataset})
         if self.recipe.mode != "train":
             raise RecipeError("mode: 'inference' is for planning, and trains nothing; write mode=train, or run "
                               "tightfit plan with this recipe")
         self.module = None if model is None or isinstance(model, str) else model
-        self.dataset, self.eval_dataset = dataset, eval_dataset
         shown = Terminal(LastingConsole(stderr=True, soft_wrap=True)) if progress else Listener()
         self.listener: Listener = listener or shown
         self.listener.unit = TASKS[self.recipe.task].unit

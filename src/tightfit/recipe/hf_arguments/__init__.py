@@ -2,8 +2,8 @@
 
 One process on one device: `per_device_train_batch_size` is the micro-batch, and times `gradient_accumulation_steps`
 the global batch. What a recipe cannot hold is kept in its field `hugging_face` or refused by name, as `table` says;
-nothing is dropped. Where arguments count epochs (`max_steps` is -1), the steps between evaluations, checkpoints or log
-lines that are written as shares of all steps are shares of a recipe's default `max_steps`.
+nothing is dropped. As with the Trainer, all examples to evaluate on are read, and without `eval_strategy` none is held
+out.
 
 Some pairs are close, not the same. Hugging Face's `adafactor` takes the learning rate as the step itself, torch's as
 relative to each matrix. `adamw_bnb_8bit` is bitsandbytes' and `adamw_torch_8bit` torchao's with no exception for

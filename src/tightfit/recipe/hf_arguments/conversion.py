@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -57,11 +56,15 @@ def from_training_arguments(
     # What other fields are read from too is read although it is replaced.
     shared = {*table.arguments_of("batch_size"), "max_steps", "use_cpu"}
     consulted = _complete({**written, **{name: table.DEFAULTS[name] for name in replaced - shared}})
-    # The Trainer's models make whole logits.
-    recipe = _recipe(recipe_type, consulted, {"loss": "plain"}, fields, unknown)
+    # The Trainer's models make whole logits, and it evaluates on all that it is given.
+    recipe = _recipe(recipe_type, consulted, {"loss": "plain", "eval_samples": None}, fields, unknown)
+    data, changes = recipe.data, Arguments()
+    whole = data is fields.get("data") or "eval_fraction" in data.model_fields_set
+    if recipe.eval_steps is None and not whole:  # and trains on all of it
+        changes["data"] = {**data.model_dump(exclude_unset=True), "eval_fraction": 0.0}
     said = _complete(plain_arguments(recipe))
     kept = {name: value for name, value in given.items() if name not in replaced and value != said.get(name)}
-    return recipe.override(hugging_face={**kept, **recipe.hugging_face})
+    return recipe.override(**changes, hugging_face={**kept, **recipe.hugging_face})
 
 
 def training_arguments(recipe: Recipe) -> Arguments:
@@ -90,7 +93,8 @@ def training_arguments(recipe: Recipe) -> Arguments:
             f"whole micro-batches only; write {fitting}, or another micro_batch_size"
         )
     saves, evaluates = recipe.save_steps, recipe.eval_steps
-    together = isinstance(saves, int) and isinstance(evaluates, int) and saves % evaluates == 0
+    together = (isinstance(saves, int | float) and isinstance(evaluates, int | float)
+                and (saves < 1) == (evaluates < 1) and round(saves / evaluates, 6) % 1 == 0)
     if recipe.load_best_model_at_end and saves not in (None, evaluates) and not together:
         raise RecipeError(f"save_steps: {saves} is no multiple of eval_steps {evaluates}, as the "
                           "Trainer wants it with load_best_model_at_end; write one, or save_steps=null")
@@ -115,7 +119,7 @@ def _recipe(
 ) -> R:  # fmt: skip
     """The recipe of complete arguments. below, above: values that theirs replace, and that replace theirs. reasons:
     what is against it already. Raises RecipeError with all reasons against it at once."""
-    values, unsaid = _recipe_values(a, int(recipe_type.model_fields["max_steps"].default))
+    values, unsaid = _recipe_values(a)
     against = [*reasons, *unsaid]
     try:
         recipe = recipe_type.from_dict({**below, **values, **above})
@@ -158,9 +162,9 @@ def plain_arguments(recipe: Recipe) -> Arguments:
     return arguments
 
 
-def _strategy(what: str, every: int | str | None, otherwise: str) -> Arguments:
+def _strategy(what: str, every: float | str | None, otherwise: str) -> Arguments:
     """The arguments that say how often a run evaluates or saves."""
-    if isinstance(every, int):
+    if isinstance(every, int | float):
         return {f"{what}_strategy": "steps", f"{what}_steps": every}
     return {f"{what}_strategy": every or otherwise}
 
@@ -206,24 +210,15 @@ def _complete(given: Mapping[str, Any]) -> Arguments:
     return a
 
 
-def _recipe_values(a: Arguments, default_steps: int) -> tuple[dict[str, Any], list[str]]:
-    """A recipe's values for complete arguments, and the reason why for each argument that has none.
-
-    default_steps: of a run that the arguments count in epochs, as far as shares of its steps are concerned.
-    """
+def _recipe_values(a: Arguments) -> tuple[dict[str, Any], list[str]]:
+    """A recipe's values for complete arguments, and the reason why for each argument that has none."""
     reasons = list(_unsaid(a))
-    in_steps = a["max_steps"] > 0
-    total = a["max_steps"] if in_steps else default_steps
-
-    def steps(name: str) -> float:
-        """A number of steps, written as one or as a share of all."""
-        given = float(a[name])
-        return given if given >= 1 else math.ceil(total * given)
+    length = {"max_steps": a["max_steps"]} if a["max_steps"] > 0 else {"num_train_epochs": a["num_train_epochs"]}
 
     def every(what: str) -> float | str | None:
         """The recipe's word for how often a run evaluates or saves."""
         strategy = a[f"{what}_strategy"]
-        return steps(f"{what}_steps") if strategy == "steps" else "epoch" if strategy == "epoch" else None
+        return a[f"{what}_steps"] if strategy == "steps" else "epoch" if strategy == "epoch" else None
 
     micro = a["per_device_train_batch_size"]
     values = {
@@ -231,8 +226,7 @@ def _recipe_values(a: Arguments, default_steps: int) -> tuple[dict[str, Any], li
         "report_to": [] if a["report_to"] == "none" else a["report_to"],
         "micro_batch_size": micro,
         "batch_size": micro * a["gradient_accumulation_steps"],
-        "max_steps": total,
-        "num_train_epochs": None if in_steps else a["num_train_epochs"],
+        **length,
         "warmup_steps": a["warmup_steps"] if a["warmup_steps"] < 1 else int(a["warmup_steps"]),
         "eval_steps": every("eval"),
         "save_steps": every("save"),
@@ -246,7 +240,7 @@ def _recipe_values(a: Arguments, default_steps: int) -> tuple[dict[str, Any], li
         values["metric_for_best_model"] = None if loads and metric == "loss" else metric
         reasons += reasons_against(metric, a["greater_is_better"])
     if a["logging_strategy"] == "steps":
-        values["logging_steps"] = steps("logging_steps")
+        values["logging_steps"] = a["logging_steps"]
     for slot in TECHNIQUES:
         try:
             values[slot] = _technique(slot, a)
