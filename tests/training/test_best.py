@@ -173,4 +173,14 @@ def test_a_best_checkpoint_that_is_gone_is_said(tmp_path):
     said, untouched = Said(), cast("Any", None)
     load_best(untouched, state, RunFolder(tmp_path), ALONE, said.message)
     assert "best checkpoint cannot be read" in said.texts[0]
-    assert state.evaluation == {"eval_loss": 2.0}
+    assert (state.evaluation, state.best_step) == ({"eval_loss": 2.0}, None)
+
+
+def test_a_run_that_compares_from_now_on_chooses_among_checkpoints_that_are_there(tmp_path):
+    run(Scripted(5, 1, 4, 3), tmp_path, eval_steps=1, save_steps=1, save_total_limit=1, max_steps=4)
+    said = Said()
+    loop = run(Scripted(5, 1, 4, 3, 2, 3), tmp_path, said, **WATCHED, save_total_limit=1, early_stopping_patience=3)
+    assert any("step 2, whose evaluation was the best so far, is gone: the best is chosen among step 4" in text
+               for text in said.texts)
+    assert (loop.state.best_step, kept(tmp_path), loop.state.early_stopped) == (5, ["5"], True)
+    assert any("no better in 3 evaluations than at step 2" in text for text in said.texts)

@@ -84,6 +84,12 @@ def folders(parent: Path) -> list[Path]:
     return sorted(path for path in parent.glob("step-*") if path.is_dir())
 
 
+def steps(parent: Path) -> list[int]:
+    """The steps that have a checkpoint under `parent`."""
+    names = (path.name.removeprefix("step-") for path in folders(parent))
+    return [int(name) for name in names if name.isdecimal()]
+
+
 def read(folder: Path) -> Checkpoint:
     """A checkpoint whose every file is as it was written. Raises CheckpointError naming what is not."""
     try:

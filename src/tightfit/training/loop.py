@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,8 @@ class TrainingLoop:
         dispatched: DispatchedStep | None = None
         with StopRequest(self.listener.stopping) as stop, self.saved_on_out_of_memory(lambda: dispatched, stop):
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
-            self._remember(self.world.broadcast_from_rank0(lambda: self.log.evaluations if self.log else ()))
+            self._remember(*self.world.broadcast_from_rank0(lambda: (
+                self.log.evaluations if self.log else (), checkpoints.steps(self.folder.checkpoints))))
             if self._ends_at(state.step, recipe.eval_steps) and self._evaluated_at != state.step:
                 self.evaluate()  # which an end of the process came before
             self._restart_clock()
@@ -151,16 +152,14 @@ class TrainingLoop:
                         return
             raise found from None
 
-    def _remember(self, evaluations: Sequence[dict[str, Any]]) -> None:
-        """Take up the evaluations that this run made before it went on here."""
+    def _remember(self, evaluations: Sequence[dict[str, Any]], kept: Collection[int]) -> None:
+        """Take up the evaluations that this run made before it went on here. kept: steps that have checkpoints."""
         for line in evaluations[-1:]:
             self._evaluated_at, self.state.evaluation = line["step"], metrics_of(line)
         if self.recipe.best_metric is not None:
             from tightfit.training.best_checkpoint import Best  # for runs that compare evaluations
 
-            self.best = Best(self.recipe)
-            for line in evaluations:
-                self.best.add(line["step"], metrics_of(line))
+            self.best = Best.of_run(self.recipe, evaluations, kept, self.listener.message)
             self._follow_best()
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
@@ -270,7 +269,7 @@ class TrainingLoop:
         if best.is_out_of_patience and self.state.step < self.recipe.max_steps:
             self.state.early_stopped = True
             self.listener.message(f"step {self.state.step}: eval_{self.recipe.best_metric} was no better in "
-                                  f"{best.waited} evaluations than at step {best.step}; the run ends here, as "
+                                  f"{best.waited} evaluations than at step {best.top_step}; the run ends here, as "
                                   "early_stopping_patience says")
 
     def save(self) -> None:

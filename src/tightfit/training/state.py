@@ -35,7 +35,8 @@ class TrainerState:
     process's; seconds count steps and waiting for data, while evaluation, saving, compiling and a profiled step are
     left out; so are that step's samples and tokens.
 
-    evaluation: the last one's metrics. best_step, best_metrics: of the best one, where they are compared.
+    evaluation: the last one's metrics. best_step, best_metrics: of the best one that has a checkpoint, where they are
+    compared.
     """
 
     step: int = 0

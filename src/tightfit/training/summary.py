@@ -47,8 +47,8 @@ class Summary:
         the mean. inexact: those of them that hang on how the global batch was split.
     experts_functions: the functions that computed experts.
     stopped_by: the signal that ended the run early; None where it ran to its last step.
-    early_stopped: whether it ended because evaluations were no longer better. best_step: the step of the best one,
-        where they were compared.
+    early_stopped: whether it ended because evaluations were no longer better. best_step: the step of the best one
+        whose checkpoint is there, where they were compared.
     """
 
     steps: int
