@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, GPT2Config
 from typer.testing import CliRunner
 
 from tightfit import Recipe, Trainer, apply, models, plan
+from tightfit.backends.pytorch.models import cast_weights
 from tightfit.cli import app
 from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError, Refused
 from tightfit.training import run_folder
@@ -94,6 +95,21 @@ def test_a_model_in_half_precision_trains_as_the_recipe_says(recipe, dtype):
         losses.append(trainer.train().loss)
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert losses[0] == losses[1]
+
+
+def test_buffers_of_a_model_in_half_precision_are_raised_with_its_weights_and_never_lowered(recipe):
+    class Normed(Named):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.out(self.norm(self.words(input_ids).transpose(1, 2)).transpose(1, 2))
+
+    model = Normed().to(torch.bfloat16)
+    Trainer(model, {**recipe, "precision": "fp32"}, ROWS).train()
+    for normed in (model, cast_weights(Normed(), torch.bfloat16)):
+        assert {buffer.dtype for buffer in normed.buffers()} == {torch.float32, torch.int64}
 
 
 @pytest.mark.parametrize("model", [{}, 3, Named, len, Path("gpt2")], ids=str)
@@ -245,6 +261,22 @@ def test_epochs_are_counted_in_steps_and_go_on_where_more_are_asked_for(recipe):
     assert Trainer(Named(), values, ROWS).train().steps == first.steps  # it is finished
     further = Trainer(Named(), {**values, "num_train_epochs": 3, "save_steps": 3}, ROWS).train()
     assert (further.first_step, further.steps) == (first.steps, 3 * steps_an_epoch)
+
+
+@pytest.mark.parametrize("changes", [{}, {"load_best_model_at_end": True, "eval_steps": 1, "learning_rate": 3.0},
+                                     {"trainable": {"name": "lora", "rank": 2, "targets": ["out"]}}], ids=str)
+def test_a_finished_run_gives_its_weights_to_the_module(recipe, changes):
+    trained, other, alone = Named(), Named(), Named()
+    other.load_state_dict(trained.state_dict() if "trainable" in changes else other.state_dict())  # the base is theirs
+    first = Trainer(trained, {**recipe, **changes}, ROWS).train()
+    assert Trainer(other, {**recipe, **changes}, ROWS).train().steps == first.steps
+    ids = torch.tensor([ROWS[0]["input_ids"]])
+    assert torch.equal(other(ids), trained(ids))
+    shutil.rmtree(Path(first.output_dir) / "checkpoints")
+    before, said = alone(ids), Said()
+    Trainer(alone, {**recipe, **changes}, ROWS, listener=said).train()
+    assert torch.equal(alone(ids), before)
+    assert "your module keeps the weights that it has" in said.texts[-1]
 
 
 def test_more_steps_on_a_falling_schedule_say_where_the_learning_rate_goes_on(recipe):

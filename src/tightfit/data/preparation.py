@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tightfit.data.corpora import evaluation_data, named_fields, open_corpus, usual_fields
 from tightfit.data.readers import LABEL, LEARNED, MESSAGES, TARGET, TEXT, MissingField, Wanted
-from tightfit.data.rows import Rows, cut_note, samples_from_rows
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
 from tightfit.data.sources import Dummy, image_processor, open_images, pixel_scale
 from tightfit.data.splitting import Progress, Split, held_out
@@ -22,6 +21,9 @@ from tightfit.errors import DataError, shown
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import Task, get_task
+
+if TYPE_CHECKING:
+    from tightfit.data.rows import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
 
 
 def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows, eval_dataset: Rows | None) -> Prepared:
+    from tightfit.data.rows import cut_note, samples_from_rows  # for these alone
+
     given = {"dataset": dataset, **({} if eval_dataset is None else {"eval_dataset": eval_dataset})}
     samples = {name: samples_from_rows(rows, recipe, facts, name) for name, rows in given.items()}
     own = samples.get("eval_dataset")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
-from tightfit.data.rows import Rows, most_tokens
 from tightfit.data.splitting import Progress
 from tightfit.devices import Device, listed_device
 from tightfit.errors import Refused
@@ -31,6 +30,7 @@ from tightfit.training.memory_check import check_memory
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from tightfit.data.rows import Rows
     from tightfit.planning.plan import Plan
 
 MOST_WORKERS = 8
@@ -138,6 +138,8 @@ def recipe_for_machine(
     if (not given or not hasattr(recipe, "per_device_train_batch_size") or get_task(found.task).reads == "images"
             or any(word.partition("=")[0].strip() == "seq_len" for word in words)):
         return found
+    from tightfit.data.rows import most_tokens  # for these alone
+
     facts = model_facts(found) if model is None or isinstance(model, str) else module_facts(model, found)
     longest = max(most_tokens(each, found, facts, name) for name, each in given.items())
     return found.override(seq_len=min(longest, facts.max_positions or longest))

@@ -139,7 +139,11 @@ class Trainer:
         if recipe.resume == "never" or saved is None:
             folder.require_fresh()
         kept = bool(checkpoints.folders(folder.checkpoints))
-        finished = _finished(folder, recipe, saved)
+        finished = None
+        if saved is not None:
+            from tightfit.training.finished import give_weights, summary_if_finished  # for runs that began before
+
+            finished = summary_if_finished(folder, recipe, saved)
         if saved is not None and not kept and finished is None and (
                 (folder.path / SUMMARY).exists() or (folder.path / MODEL).is_dir()):
             raise CheckpointError(f"output_dir: {folder.path} holds a finished run whose checkpoints are gone; write "
@@ -155,6 +159,8 @@ class Trainer:
             length = "early_stopping_patience" if finished.early_stopped else length_field(recipe)
             self.listener.message(f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a "
                                   f"larger {length}=..., to start anew another output_dir=...")
+            if self.module is not None:
+                give_weights(self.module, finished, recipe, folder, world, self.listener.message)
             return finished
         if recipe.hugging_face:
             from tightfit.recipe.hf_arguments.table import without_effect  # for recipes from them
@@ -282,19 +288,3 @@ class Trainer:
             self.listener.message(f"profile_step: no step from {recipe.profile_step} on comes before max_steps "
                                   f"{recipe.max_steps} that has warmed up; none is profiled")
         return None
-
-
-def _finished(folder: RunFolder, recipe: Recipe, saved: Recipe | None) -> Summary | None:
-    """The summary of a run that is complete here at the recipe's last step. saved: the recipe that the run had, whose
-    steps are those of as many epochs."""
-    if recipe.num_train_epochs is not None:
-        if saved is None or saved.num_train_epochs != recipe.num_train_epochs:
-            return None
-        recipe = saved
-    summary = Summary.of(folder.path)
-    if summary is None:
-        return None
-    if summary.early_stopped and saved is not None:
-        ended = ("best_metric", "early_stopping_patience", "early_stopping_threshold")
-        return summary if all(getattr(recipe, name) == getattr(saved, name) for name in ended) else None
-    return summary if summary.steps >= recipe.max_steps else None

@@ -131,11 +131,14 @@ def stored_source(recipe: Recipe) -> ModelSource | None:
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The same module, its weights in `dtype`, one after the other. Buffers, such as the frequencies of rotary
-    positions, keep their format: rounding those would shift every position."""
+    """The same module, its weights in `dtype`, one after the other. Buffers are never rounded, which would shift rotary
+    positions; those of a narrower format, such as a BatchNorm's means, become `dtype` too: its ops take no mixture."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
+    for buffer in model.buffers():
+        if buffer.is_floating_point() and buffer.itemsize < dtype.itemsize:
+            buffer.data = buffer.data.to(dtype)
     return model
 
 
