@@ -71,5 +71,6 @@ class InBackward(Update):
             reasons.append("update=in-backward cannot skip a step whose scaled gradients overflow; write "
                            f"precision={unscaled}, or update=with-forward")
         if recipe.accumulation != "auto" and not recipe.accumulation.by_block:
-            reasons.append("update=in-backward needs final gradients block by block; write accumulation=by-block")
+            reasons.append("update=in-backward needs final gradients block by block; write accumulation=by-block, or "
+                           "update=after-backward")
         return reasons

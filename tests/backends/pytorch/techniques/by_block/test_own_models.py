@@ -200,7 +200,7 @@ def test_it_learns_as_in_the_plain_step(model, fields, changes):
 def test_what_block_by_block_cannot_follow_is_refused(model, words, changes):
     with pytest.raises(ModelError, match=words) as error:
         taken(model, **changes)
-    assert "accumulation=loop" in str(error.value)
+    assert "accumulation=loop update=after-backward offload=none" in str(error.value)
     assert torch.is_grad_enabled()
 
 

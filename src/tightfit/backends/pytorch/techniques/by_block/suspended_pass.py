@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
+from tightfit.backends.pytorch.techniques.by_block.parts import INSTEAD
 from tightfit.errors import ModelError
 
 OUTSIDE = -1
@@ -117,7 +118,7 @@ class SuspendedPass:
         if made not in self._outputs and torch.is_grad_enabled() and self._learns(number):
             raise ModelError(f"accumulation: block {number + 1} returns {type(output).__name__}, in which no tensor "
                              "that learns is found, and by-block works between the blocks; return tensors, tuples or "
-                             "dictionaries of them, or write accumulation=loop")
+                             f"dictionaries of them, or write {INSTEAD}")
         return output
 
     def learns_from(self, call: int) -> bool:
