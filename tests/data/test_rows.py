@@ -156,6 +156,7 @@ def test_masked_lm_and_image_rows(tmp_path: Path) -> None:
     ("causal-lm", {"input_ids": [[1, 2], [3, 4]]}, "as its input_ids, which should be integers, .* for one row"),
     ("causal-lm", {"input_ids": [1, 2, 3], "attention_mask": [1]}, "row 0 has an attention_mask of 1 for 3 input_ids"),
     ("causal-lm", [1, 2], "row 0 is of type list; give mappings such as"),
+    ("seq2seq", {"input_ids": [4], "label": 1}, "row 0 has 1 as its labels, and seq2seq learns the tokens of a target"),
     ("sequence-classification", {"input_ids": [4], "labels": [0.0, 1.0]}, r"row 0 has .* as its labels, .* one class"),
 ])  # fmt: skip
 def test_rows_that_do_not_serve(task: str, row: Any, message: str, tmp_path: Path) -> None:

@@ -113,14 +113,14 @@ class RowExamples:
         if self.task.predicts == "class":
             return Example(inputs, self._class(row, index))
         if self.task.predicts == "target":
-            decoder = shifted_right(self._ids(row, "labels", index), self.seq_len, self.facts)
+            decoder = shifted_right(self._target(row, index), self.seq_len, self.facts)
             return Example({**inputs, **decoder.inputs}, decoder.labels)
         labels = ids
         if row.get("labels") is not None:
             labels = self._ids(row, "labels", index)
             if len(labels) != len(shown):
-                raise self._wrong(index, f"has {len(labels)} labels for {len(shown)} input_ids; write one for each, or "
-                                  "task=sequence-classification for one class a row")
+                raise self._wrong(index, f"has {len(labels)} labels for {len(shown)} input_ids; write one for each, "
+                                  "remove them, or write task=sequence-classification for one class a row")
             labels = labels[shown][: self.seq_len + 1]
         if self.task.predicts == "next":
             return Example(inputs, next_tokens(labels, self.seq_len).labels)
@@ -129,7 +129,7 @@ class RowExamples:
     def tokens(self, index: int) -> int:
         """The tokens of a row that are not hidden, or of its target where those are more."""
         row = self._row(index)
-        target = len(self._ids(row, "labels", index)) if self.task.predicts == "target" else 0
+        target = len(self._target(row, index)) if self.task.predicts == "target" else 0
         return max(int(self._shown(row, len(self._ids(row, "input_ids", index)), index).sum()), target)
 
     def _row(self, index: int) -> Mapping[str, Any]:
@@ -164,6 +164,12 @@ class RowExamples:
         ids = self._integers(row, name, index).reshape(-1)
         self._check(ids, name, index, self.facts.vocab_size, "vocab_size")
         return ids
+
+    def _target(self, row: Mapping[str, Any], index: int) -> Array:
+        if np.ndim(row["labels"]) == 0:  # such as the class of a row
+            raise self._wrong(index, f"has {cut(repr(row['labels']), 80)} as its labels, and {self.task.name} learns "
+                              "the tokens of a target; write a list of them")
+        return self._ids(row, "labels", index)
 
     def _class(self, row: Mapping[str, Any], index: int) -> Array:
         label = self._integers(row, "labels", index)

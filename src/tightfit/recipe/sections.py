@@ -13,10 +13,18 @@ from tightfit.metrics import MetricName
 from tightfit.techniques.technique import NUMBER, Positive, at_most
 
 
-def _steps_or_share(value: Any) -> Any:
-    if not isinstance(value, bool) and isinstance(value, int | float) and (0 <= value < 1 or value == value // 1 > 0):
-        return value
-    raise ValueError("a whole number of steps from 0 on, or below 1 a share of all steps")
+def _steps_or_share(least: int) -> BeforeValidator:
+    """A validator of a number of steps, from `least` on, or below 1 a share of all steps."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, bool) and isinstance(value, int | float):
+            if 0 < value < 1:
+                return value
+            if value == value // 1 >= least:
+                return int(value)
+        raise ValueError(f"a whole number of steps from {least} on, or below 1 a share of all steps")
+
+    return BeforeValidator(check)
 
 
 def _without_prefix(value: Any) -> Any:
@@ -40,9 +48,8 @@ MOST_NAME, MOST_PATH = 255, 4000
 NameOrPath = Annotated[str, AfterValidator(_file_name)]
 Coefficient = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
-StepsOrShare = Annotated[int | float, BeforeValidator(_steps_or_share)]
-Every = Positive | Annotated[float, Field(gt=0.0, lt=1.0), NUMBER]
-"""A number of steps, or below 1 a share of all steps."""
+StepsOrShare = Annotated[int | float, _steps_or_share(0)]
+Every = Annotated[int | float, _steps_or_share(1)]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
 BestMetric = Annotated[MetricName, BeforeValidator(_without_prefix)]
 
