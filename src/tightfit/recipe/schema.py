@@ -261,9 +261,8 @@ class Recipe(TechniqueFacts, BaseModel):
 
     def with_steps(self, steps_an_epoch: int) -> Recipe:
         """The recipe with `max_steps` counted where it says `num_train_epochs`."""
-        if self.num_train_epochs is None:
-            return self
-        return self.model_copy(update={"max_steps": max(1, math.ceil(self.num_train_epochs * steps_an_epoch))})
+        steps = math.ceil((self.num_train_epochs or 0) * steps_an_epoch)
+        return self if self.num_train_epochs is None else self.model_copy(update={"max_steps": max(1, steps)})
 
     @property
     def warmup(self) -> int:
@@ -277,8 +276,7 @@ class Recipe(TechniqueFacts, BaseModel):
     @property
     def continued_tokens(self) -> int:
         """Tokens that inference appends to each prompt."""
-        appends = self.mode == "inference" and TASKS[self.task].predicts == "next"
-        return self.inference.new_tokens if appends else 0
+        return self.inference.new_tokens if self.mode == "inference" and TASKS[self.task].predicts == "next" else 0
 
     @property
     def best_metric(self) -> str | None:
