@@ -7,7 +7,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.build import Build
@@ -53,3 +53,14 @@ def test_an_adapter_of_pefts_gets_no_other():
     assert built(wrapped).notes == ()
     with pytest.raises(Refused, match=r"trainable: lora is for a model without an adapter.*; write trainable=all"):
         apply_techniques(built(wrapped, trainable="lora"))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_module_that_sees_what_it_is_to_predict_is_told(causal):
+    config = BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1, intermediate_size=8, vocab_size=64,
+                        is_decoder=causal)
+    build = built(BertLMHeadModel(config))
+    assert build.model.training
+    assert [note for note in build.notes if "sees the tokens that it is to predict" in note] == list(build.notes)
+    assert bool(build.notes) is not causal
+    assert built(BertLMHeadModel(config), task="masked-lm").notes == ()

@@ -17,7 +17,7 @@ from tightfit.backends.pytorch.apply import ABSENT, APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.experts import has_experts
-from tightfit.backends.pytorch.models import build_model, cast_weights, ready_to_train
+from tightfit.backends.pytorch.models import build_model, cast_weights, logits_of, ready_to_train
 from tightfit.backends.pytorch.padding import pad_vocab
 from tightfit.backends.pytorch.state import require_formats
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
@@ -74,6 +74,9 @@ def bare_build(
             cast_weights(model, dtype)  # before it moves, so that the device never holds it wider
         if not any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # those are there already
             model = model.to(where)
+            if task.predicts == "next" and recipe.mode == "train" and sees_later_tokens(model):
+                notes = (*notes, f"model: {type(model).__name__} sees the tokens that it is to predict, so that its "
+                                 f"loss says nothing; make it causal, or write another task than {task.name}")
         model = ready_to_train(model, recipe)
     require_formats(model)
     if recipe.mode == "train" and has_experts(model):
@@ -110,6 +113,23 @@ def _plain_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
         notes.append(f"model: a loss of {type(inner).__name__}'s own is not used, nor is it given labels; the loss is "
                      "the cross-entropy of its logits")
     return model, tuple(notes)
+
+
+def sees_later_tokens(model: nn.Module) -> bool:
+    """Whether a position's logits change with a later token; False where the model cannot be asked."""
+    device = next(model.parameters(), torch.empty(0)).device
+    tokens, trains = torch.zeros(1, 4, dtype=torch.long, device=device), model.training
+    changed = tokens.clone()
+    changed[0, -1] = 1
+    model.eval()
+    try:
+        with torch.no_grad():
+            before, after = (logits_of(model(input_ids=ids))[:, :-1].float() for ids in (tokens, changed))
+    except Exception:  # of the caller's own code: the first step says what is wrong
+        return False
+    finally:
+        model.train(trains)
+    return before.shape == after.shape and not torch.allclose(before, after, rtol=1e-5, atol=1e-5)
 
 
 def made_on_host(recipe: Recipe) -> bool:
