@@ -59,7 +59,7 @@ def plan(
     gpu: a name such as `rtx-4090`, or `cpu` for this machine's processor; by default its own CUDA device.
     gpu_memory: a size such as `24GB`, of a card that has no name here, or instead of the named one's.
     host_memory: a size such as `64GB`, of the machine around the GPU, for what waits there; by default this machine's
-        where the GPU is its own, and no limit elsewhere.
+        where the GPU is its own, else assumed: twice the GPU's, 32 GiB at least, and more where nothing fits so.
     gpus: how many such GPUs a machine has; `8xh100-sxm` as `gpu` says the same. nodes: how many machines. network: what
         each of these sends in a second, such as `100Gbit`, or `8x400Gbit` with a network card for each of 8 GPUs.
     progress: called before each trace with how many are done, None, and what comes next; at the end with their number

@@ -84,7 +84,8 @@ def test_json_is_all_that_standard_output_holds(recipe, run):
     status, out, err = run("plan", recipe, "--gpu", "rtx-4090", "--json")
     assert status == 0, err
     values = json.loads(out)
-    assert values["device"] == {"name": "RTX 4090", "memory_bytes": find_device("rtx-4090").memory_bytes}
+    assert values["device"] == {"name": "RTX 4090", "memory_bytes": find_device("rtx-4090").memory_bytes,
+                                "host_memory_bytes": 48 << 30, "host_memory_assumed": True}
     best = values["candidates"][0]
     assert best.keys() == COLUMNS
     assert best["recipe"]["batch_size"] == 6

@@ -46,7 +46,8 @@ def test_json_has_the_documented_shape():
     plan = of(TOY, 30 * MIB)
     told = json.loads(json.dumps(plan.to_json()))
     assert list(told) == ["device", "candidates"]
-    assert told["device"] == {"name": "toy", "memory_bytes": 30 * MIB}
+    assert told["device"] == {"name": "toy", "memory_bytes": 30 * MIB, "host_memory_bytes": 32 << 30,
+                              "host_memory_assumed": True}
     assert [c["rank"] for c in told["candidates"]] == list(range(1, len(plan.candidates) + 1))
     assert {c["fits"] for c in told["candidates"]} == {"yes", "no"}
     for candidate in told["candidates"]:

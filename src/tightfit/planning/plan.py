@@ -271,6 +271,8 @@ class Plan:
         if candidates:
             candidates[0]["reasons"] = self.reasons
         device: dict[str, Any] = {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
+        if self.device.host_bytes and self.device.kind == "cuda":
+            device |= {"host_memory_bytes": self.device.host_bytes, "host_memory_assumed": self.device.host_assumed}
         if self.device.world > 1:
             device |= {"gpus": self.device.cards, "nodes": self.device.machines,
                        "network_bytes_per_second": self.device.network_bandwidth}

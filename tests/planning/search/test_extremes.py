@@ -83,7 +83,13 @@ def test_the_longest_sequence_by_few_traces():
     assert all(each.checkpointing.name == "every-block" and each.micro_batch_size == 1 for each in asked)
     assert most.text == ("seq_len=640 fits with the lowest-memory settings, 23.0 GiB in use; seq_len=768 would take "
                          "27.0 GiB.")
-    assert all(each.offloaded.needs_by_block for each in asked)
+    assert all(each.offloaded.needs_by_block or each.seq_len > 640 for each in asked)
+
+
+def test_what_does_not_fit_with_blocks_in_host_memory_may_fit_without():
+    evaluate, _ = costing(lambda recipe: (30 if recipe.offloaded.needs_by_block else 4) + recipe.seq_len / 32)
+    recipe, most = find_largest("seq_len", candidates(GPT2, "seq_len", model_size), CARD, evaluate)
+    assert recipe.seq_len == most.value == 640
 
 
 def test_a_card_that_is_full_does_not_mislead():

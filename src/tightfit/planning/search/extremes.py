@@ -10,7 +10,6 @@ from tightfit.bundled import BUNDLED
 from tightfit.devices import Device
 from tightfit.errors import RecipeError, Refused, TightfitError, nearest
 from tightfit.model_facts import model_facts
-from tightfit.planning.costs import Memory
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.plan import Largest
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress
@@ -87,16 +86,18 @@ def find_largest(
             progress(traces, None, f"whether {field}={getattr(recipes[value], field)} would do")
         try:
             outcome = evaluated(Space(recipes[value], device).least_memory_recipe)
-            if (isinstance(outcome, Evaluated) and outcome.estimate.memory.host_missing
-                    and recipes[value].offload == "auto"):
-                outcome = evaluated(Space(recipes[value].override(offload="none"), device).least_memory_recipe)
+            if (isinstance(outcome, Evaluated) and recipes[value].offload == "auto" and not outcome.fit_rank.is_safe
+                    and outcome.recipe.offloaded.needs_by_block):  # of whose micro-batches many wait side by side
+                resident = evaluated(Space(recipes[value].override(offload="none"), device).least_memory_recipe)
+                if isinstance(resident, Evaluated) and _demand(resident) < _demand(outcome):
+                    outcome = resident
         except Refused as error:
             outcome = error
         if isinstance(outcome, TightfitError):
             failures.append(outcome)
             return float("inf")
         found[value] = outcome
-        return _demand(outcome.estimate.memory)
+        return _demand(outcome)
 
     sizes, room = list(recipes), device.memory_bytes
     if field != "micro_batch_size":
@@ -111,9 +112,10 @@ def find_largest(
                                    text=_sentence(field, recipes, sizes, best, found))
 
 
-def _demand(memory: Memory) -> float:
+def _demand(found: Evaluated) -> float:
     """Bytes that tell how far a size is from one that just fits: no more than there are where it fits. What tensors
     take grows evenly from size to size, where what the allocator takes of a card that is full does not."""
+    memory = found.estimate.memory
     there, tensors = memory.capacity + memory.context, memory.peak_allocated + memory.context + memory.margin
     return min(tensors, there) if memory.fit_rank.is_safe else max(tensors, there + max(memory.host_missing, 1))
 

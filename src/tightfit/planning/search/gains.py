@@ -66,9 +66,9 @@ def gain_without_dropout(exploration: Exploration, found: Evaluated) -> str:
         return ""
     time = found.estimate.time
     without = time.throughput / (1 - saved.seconds / found.seconds)
+    less = f" and with {size(saved.used_bytes)} less at the peak" if saved.used_bytes > 0 else ""
     return (f"attention: model_overrides.{field}=0 trains without dropout in attention, at "
-            f"{without:,.0f} {time.unit} in place of {time.throughput:,.0f} and with "
-            f"{size(max(saved.used_bytes, 0))} less at the peak: packed documents then need no mask")
+            f"{without:,.0f} {time.unit} in place of {time.throughput:,.0f}{less}: packed documents then need no mask")
 
 
 def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignment, ...]:

@@ -136,13 +136,14 @@ def _whole(found: Evaluated, device: Device) -> str:
 
 
 def _enough(exploration: Exploration, found: Evaluated) -> int | None:
-    """The power of two of GPUs whose parts would fit, about; None where what is not divided does not."""
+    """The GPUs, twice those at hand or a power of two as many, whose parts would fit, about; None where what is not
+    divided would not, and where those at hand would do, which lack memory for other reasons."""
     held, micro = _held(found), found.recipe.resolved_micro_batch
     each = max(found.passes_when_accumulating - found.held, 0) / micro  # micro_batch_size=1 is always possible
     room = exploration.usable_bytes(FitRank.SAFE) - each - GATHERED * held
     if room <= 0:
         return None
-    count = 2 * exploration.device.world if exploration.device.world > 1 else 2
+    at_hand = count = exploration.device.world
     while held / count > room:
         count *= 2
-    return count
+    return count if count > at_hand else None

@@ -90,11 +90,11 @@ def search(
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same.
     """
-    check_length(recipe)
     compiles, inference = recipe.backend.compiles_whole_steps, recipe.mode == "inference"
     if compiles and inference:
         raise Refused(f"backend: {recipe.backend.name} is planned for training alone; write mode=train, or "
                       "backend=pytorch")
+    check_length(recipe)
     asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
     exploration = Exploration(
         Space(asked, _beside_host(device), _parameters(asked, device, tools)), evaluator or InProcess(tools),

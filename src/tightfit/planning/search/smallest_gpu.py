@@ -59,6 +59,8 @@ def _smallest(
              if choice in choices and not (cheap and found.recipe.offloaded.needs_by_block)]
     if not known:
         return None, "The smallest GPU is not known: the limit on traces was reached."
+    streams = cheap and any(map(space.needs_by_block, choices))
+    resident = ", no block in host memory" if streams else ""
     least = min(known, key=lambda found: found.estimate.memory.used)
     fits, too_small, traced = least.fit_rank.fits, "", [(device, least)]
     if least.estimate.memory.host_missing:
@@ -88,11 +90,12 @@ def _smallest(
             by = f", by this {device.name}'s trace" if dear else ""
             used = size(min(cost.estimate.memory.used, gpu.memory_bytes))
             return gpu, (f"{several}{gpu.name} ({size(gpu.memory_bytes)}) is the smallest that can "
-                         f"{_does(space.recipe)}: {used} with CUDA context, at {choices_text(there, None, shown)}{by}.")
+                         f"{_does(space.recipe)}: {used} with CUDA context, at {choices_text(there, None, shown)}"
+                         f"{resident}{by}.")
         too_small = gpu.name
         traced.append((gpu, cost))
     if fits:
-        return device, f"No smaller GPU of the catalogue than {device.name} would do."
+        return device, f"No smaller GPU of the catalogue than {device.name} would do{resident}."
     return None, f"No GPU of the catalogue was found that can {_does(space.recipe)}."
 
 

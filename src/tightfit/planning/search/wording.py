@@ -37,7 +37,16 @@ def choices_text(recipe: Recipe, other: Recipe | None = None, fields: Sequence[s
     every = ("micro_batch_size", *(searched if other is not None else VARIANTS), "expandable_segments")
     shown = [field for field in every if (field in fields if other is None else
                                           getattr(recipe, field) != getattr(other, field))]
-    return " ".join(field_text(field, getattr(recipe, field)) for field in shown) or "the same"
+    changes = (_difference(field, getattr(recipe, field), getattr(other, field, None)) for field in shown)
+    return " ".join(changes) or "the same"
+
+
+def _difference(field: str, value: Any, other: Any) -> str:
+    """A field, or only those of its knobs that differ from another value of the same technique."""
+    if not isinstance(value, Technique) or type(value) is not type(other):
+        return field_text(field, value)
+    knobs = {knob: setting for knob, setting in vars(value).items() if setting != getattr(other, knob)}
+    return " ".join(field_text(f"{field}.{knob}", setting) for knob, setting in knobs.items())
 
 
 def without_open_allocator(recipe: Recipe) -> Recipe:
