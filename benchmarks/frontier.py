@@ -32,7 +32,7 @@ from record_ladders import minutes
 from tightfit.devices import MIB, Device, find_device, listed_device, parse_memory
 from tightfit.ladder.catalogue import AUTO
 from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, read
-from tightfit.ladder.run import LadderOptions, LadderRun, run_rungs, this_machine
+from tightfit.ladder.run import LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import PLAIN, Ladder, Rung
 from tightfit.recipe import Recipe
 
@@ -129,9 +129,9 @@ def explored(study: Study, budget: str, peers: list[str], folder: Path) -> None:
         nonlocal machine
         ladder = Ladder(name=f"frontier-{model}", title=model, base=study.base, rungs=tuple(rungs))
         machine = machine or this_machine(ladder.recipe(rungs[0]))
-        options = LadderOptions(ladder=ladder, scale="full", folder=folder, runners=(runner,), warm_up=2, steps=5,
-                                limit=240.0, memory=memory if study.cuts else None, predicts=False)
-        made = LadderRun(options, machine, lambda text: print(f"{budget}: {text}", flush=True))
+        made = LadderRun(ladder=ladder, scale="full", folder=folder, machine=machine, runners=(runner,), warm_up=2,
+                         log=lambda text: print(f"{budget}: {text}", flush=True), steps=5, limit=240.0,
+                         memory=memory if study.cuts else None, predicts=False)
         run_rungs(made)
         return [made.measured(rung, runner) for rung in rungs]
 

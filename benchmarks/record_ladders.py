@@ -24,7 +24,7 @@ from tightfit.errors import RecipeError
 from tightfit.ladder.catalogue import find_ladder, ladders
 from tightfit.ladder.page import save_picture
 from tightfit.ladder.rows import OURS, RESULTS, read
-from tightfit.ladder.run import LadderOptions, LadderRun, run_rungs, this_machine
+from tightfit.ladder.run import LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import SCALES, STEPS, Scale
 from tightfit.ladder.table import show
 
@@ -62,11 +62,11 @@ def record_ladder(name: str, scale: Scale, peers: list[str], gpu: str | None) ->
         shutil.copy(kept, folder / RESULTS)
     ladder = find_ladder(name)
     warm_up, steps = STEPS[scale]
-    options = LadderOptions(
-        ladder=ladder, scale=scale, folder=folder, runners=(OURS, *peers), warm_up=warm_up, steps=steps,
+    run = LadderRun(
+        ladder=ladder, scale=scale, folder=folder, machine=this_machine(ladder.recipe(ladder.rungs[0], scale)),
+        log=lambda text: print(text, flush=True), runners=(OURS, *peers), warm_up=warm_up, steps=steps,
         limit=RUNG_SECONDS, gpu=gpu or (None if scale == "full" else ladder.gpu),
     )  # fmt: skip
-    run = LadderRun(options, this_machine(ladder.recipe(ladder.rungs[0], scale)), lambda text: print(text, flush=True))
     try:
         run_rungs(run)
     finally:

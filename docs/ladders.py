@@ -23,7 +23,7 @@ from tightfit.ladder.results import (
     times,
 )
 from tightfit.ladder.rows import OURS, Predicted, Rows, read
-from tightfit.ladder.run import LIMIT, LadderOptions, LadderRun
+from tightfit.ladder.run import LadderRun
 from tightfit.ladder.rungs import STEPS, Ladder, Rung, Scale
 from tightfit.ladder.table import cells, notes
 
@@ -109,10 +109,9 @@ def recorded(path: Path) -> LadderRun | None:
     predicted = [row for row in rows.predicted if row.ladder == last.ladder and row.rung in rungs]
     far = [row.device for row in predicted if row.scale == "full" and row.device != last.machine.device]
     warm_up, steps = STEPS[scale]
-    options = LadderOptions(ladder=ladder, scale=scale, folder=path.parent, warm_up=warm_up, steps=steps, limit=LIMIT,
-                            runners=tuple(dict.fromkeys([OURS, *(row.runner for row in measured)])),
-                            gpu=far[-1] if far else None)
-    run = LadderRun(options, last.machine, lambda text: None)
+    run = LadderRun(ladder=ladder, scale=scale, folder=path.parent, machine=last.machine, log=lambda text: None,
+                    warm_up=warm_up, steps=steps, gpu=far[-1] if far else None,
+                    runners=tuple(dict.fromkeys([OURS, *(row.runner for row in measured)])))
     run.rows = Rows(
         [row.model_copy(update={"key": run.key(rungs[row.rung], row.runner)}) for row in measured],
         [row.model_copy(update={"key": run.predicted_key(rungs[row.rung], row.device, cast(Scale, row.scale))})
@@ -132,7 +131,7 @@ def _files() -> list[Path]:
 
 def _one(run: LadderRun, path: Path) -> Iterator[str | records.Table]:
     """One recorded ladder: its heading, table, remarks and peers."""
-    results, ladder = rung_results(run), run.options.ladder
+    results, ladder = rung_results(run), run.ladder
     dates = sorted(result.measured.date[:10] for result in results if result.measured is not None)
     yield f"### {ladder.title}, {run.machine.device}"
     yield (". ".join(text[:1].upper() + text[1:] for text in heading(run)[1:])
@@ -166,7 +165,7 @@ def _features(runs: Sequence[tuple[LadderRun, Path]]) -> Iterator[str | records.
     for device in dict.fromkeys(run.machine.device for run, _ in runs):
         mine = [run for run, _ in runs if run.machine.device == device]
         found = effects([result for run in mine for result in rung_results(run)])
-        yield f"On {device}, {', '.join(f'`{run.options.ladder.name}` ({run.options.scale})' for run in mine)}:"
+        yield f"On {device}, {', '.join(f'`{run.ladder.name}` ({run.scale})' for run in mine)}:"
         yield ("technique", "guides: speed", "measured", "guides: memory", "measured", "shown by, speed and memory"), [
             (each.feature, ", ".join(each.words.speed), each.speed, ", ".join(each.words.memory), each.memory,
              _shown_by(each)) for each in found]

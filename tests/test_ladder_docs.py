@@ -78,12 +78,12 @@ def test_full_size_predictions_stand_beside_what_was_published(results, monkeypa
 
 def test_a_ladder_is_read_back_by_the_names_of_its_rungs(tmp_path):
     path, run = tmp_path / "ladder.jsonl", bert_large()
-    other = predicted(run, run.options.ladder.rungs[0], "CPU", "smallest", 9.0, 9.0)
+    other = predicted(run, run.ladder.rungs[0], "CPU", "smallest", 9.0, 9.0)
     for row in (*run.rows.measured, *run.rows.predicted, other):
         rows.append(path, row.model_copy(update={"key": "of another day"}))
     rows.append(path, run.rows.predicted[0].model_copy(update={"rung": "a rung that is gone"}))
     found = ladders.recorded(path)
-    assert (found.options.scale, found.options.gpu, found.options.runners) == (
+    assert (found.scale, found.gpu, found.runners) == (
         "reduced", "v100-16gb", ("tightfit", PEER))
 
     def figures(run):

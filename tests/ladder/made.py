@@ -12,7 +12,7 @@ from tightfit.ladder import run as running
 from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.rows import OURS, Machine, Measured, Predicted, Status
-from tightfit.ladder.run import LadderOptions, LadderRun
+from tightfit.ladder.run import LadderRun, Log
 from tightfit.ladder.rungs import STEPS, Ladder, Rung, Scale
 
 MIB = 2**20
@@ -74,16 +74,17 @@ def use(monkeypatch: pytest.MonkeyPatch, made: Processes) -> Processes:
     return made
 
 
-def options(ladder: Ladder, scale: Scale, folder: Path, **asked: Any) -> LadderOptions:
-    """A ladder's options, with the scale's own steps where none are given."""
+def ladder_run(ladder: Ladder, scale: Scale, folder: Path, machine: Machine = CPU, log: Log = lambda text: None,
+               **asked: Any) -> LadderRun:  # fmt: skip
+    """A ladder's run, with the scale's own steps where none are given."""
     warm_up, steps = STEPS[scale]
-    return LadderOptions(**{"ladder": ladder, "scale": scale, "folder": folder, "warm_up": warm_up, "steps": steps,
-                            "limit": 300.0, **asked})
+    return LadderRun(**{"ladder": ladder, "scale": scale, "folder": folder, "machine": machine, "log": log,
+                        "warm_up": warm_up, "steps": steps, "limit": 300.0, **asked})
 
 
 def empty(ladder: Ladder, scale: Scale, machine: Machine = CPU, **asked: Any) -> LadderRun:
     """A ladder that has no row yet."""
-    return LadderRun(options(ladder, scale, Path("gone"), **asked), machine, lambda text: None)
+    return ladder_run(ladder, scale, Path("gone"), machine, **asked)
 
 
 def measured(run: LadderRun, rung: Rung, seconds: float, mib: float, runner: str = OURS, **values: Any) -> Measured:
@@ -94,7 +95,7 @@ def measured(run: LadderRun, rung: Rung, seconds: float, mib: float, runner: str
         "peak_allocated": int(mib * MIB), "peak_reserved": int(mib * MIB),
         "context": 100 * MIB if run.machine.kind == "cuda" else None, **values,
     }  # fmt: skip
-    return Measured(ladder=run.options.ladder.name, rung=rung.name, runner=runner, scale=run.options.scale,
+    return Measured(ladder=run.ladder.name, rung=rung.name, runner=runner, scale=run.scale,
                     key=run.key(rung, runner), machine=run.machine, **found)
 
 
@@ -108,7 +109,7 @@ def predicted(run: LadderRun, rung: Rung, device: str, scale: Scale, seconds: fl
               **values: Any) -> Predicted:  # fmt: skip
     found = {"fits": "yes", "step_seconds": seconds, "samples": 4, "peak_allocated": int(mib * MIB),
              "peak_reserved": int(mib * MIB), **values}
-    return Predicted(ladder=run.options.ladder.name, rung=rung.name, scale=scale, device=device,
+    return Predicted(ladder=run.ladder.name, rung=rung.name, scale=scale, device=device,
                      key=run.predicted_key(rung, device, scale), **found)
 
 
@@ -116,7 +117,7 @@ def bert_large(scale: Scale = "reduced", machine: Machine = CPU, gpu: str | None
     """BERT-large's ladder with a peer: rung n takes n tenths of a second and 160 / n MiB; one rung is refused, the last
     has not run, and on one the peer's losses are others."""
     run = empty(find_ladder("bert-large"), scale, machine, runners=(OURS, PEER), gpu=gpu)
-    for number, rung in enumerate(run.options.ladder.rungs[:-1], start=1):
+    for number, rung in enumerate(run.ladder.rungs[:-1], start=1):
         row = measured(run, rung, number / 10, 160 / number)
         if rung.name == REFUSED:
             row = without_figures(row, "refused", "too new")

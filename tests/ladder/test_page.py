@@ -80,7 +80,7 @@ def test_only_what_is_of_the_same_card_is_compared(reduced):
 
 def test_a_card_that_was_not_named_is_compared_with_none():
     run = empty(find_ladder("fp16-batch"), "reduced", gpu="titan-rtx")
-    run.rows.predicted += [predicted(run, rung, "titan-rtx", "full", 0.5, 8_000) for rung in run.options.ladder.rungs]
+    run.rows.predicted += [predicted(run, rung, "titan-rtx", "full", 0.5, 8_000) for rung in run.ladder.rungs]
     said = Read(page(run)).said
     assert "predicted, titan-rtx" in said
     assert "predicted differs from published by" not in said

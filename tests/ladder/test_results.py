@@ -53,7 +53,7 @@ def test_factors_in_words():
 
 def test_the_front_is_what_none_beats():
     run = bert_large()
-    ladder, shown = run.options.ladder, rung_results(run)
+    ladder, shown = run.ladder, rung_results(run)
     # every rung is slower than the one before, and takes less: all are on the front, least memory first
     assert [each.name for each in front(shown, ladder)] == [
         rung.name for rung in reversed(ladder.rungs[:-1]) if rung.name != REFUSED]
@@ -77,10 +77,10 @@ def test_peers_ratios_are_ours_in_theirs():
 
 def test_a_prediction_of_unknown_time_has_its_memory():
     run = empty(find_ladder("bert-large"), "reduced")
-    row = predicted(run, run.options.ladder.rungs[0], "CPU", "reduced", 0.0, 90)
-    assert figures_of(row, run.options.ladder) == (None, 90 * MIB)
+    row = predicted(run, run.ladder.rungs[0], "CPU", "reduced", 0.0, 90)
+    assert figures_of(row, run.ladder) == (None, 90 * MIB)
     refused = row.model_copy(update={"status": "refused"})
-    assert figures_of(refused, run.options.ladder) == figures_of(None, run.options.ladder) == (None, None)
+    assert figures_of(refused, run.ladder) == figures_of(None, run.ladder) == (None, None)
 
 
 def test_quantiles():

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.ladder.made import CPU, DONE, Processes, done, options, use
+from tests.ladder.made import CPU, DONE, Processes, done, ladder_run, use
 from tightfit.errors import MissingLibrary, RecipeError, ReportError
 from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.jobs import Job, Outcome
@@ -32,8 +32,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[L
     def ran(outcome: Callable[[Job], Outcome] = lambda job: DONE, machine: Machine = CPU, hangs: tuple[int, ...] = (),
             folder: Path = tmp_path, ladder: Ladder = LADDER, **asked: Any) -> tuple[LadderRun, Processes, list[str]]:
         made, said = use(monkeypatch, Processes(outcome, machine, hangs)), list[str]()
-        run = LadderRun(options(ladder, "smallest", folder, **asked), this_machine(LADDER.recipe(LADDER.rungs[0])),
-                        said.append)
+        run = ladder_run(ladder, "smallest", folder, this_machine(LADDER.recipe(LADDER.rungs[0])), said.append, **asked)
         try:
             run_rungs(run)
         except KeyboardInterrupt:
@@ -263,8 +262,7 @@ def test_memory_falls_as_published(tmp_path: Path) -> None:
     kept = ("batch 4, fp32", "micro-batch 1, accumulation 4", "+ checkpointing")
     ladder = replace(LADDER, rungs=tuple(rung for rung in LADDER.rungs if rung.name in kept))
     said: list[str] = []
-    run = LadderRun(options(ladder, "smallest", tmp_path, steps=1), this_machine(ladder.recipe(ladder.rungs[0])),
-                    said.append)
+    run = ladder_run(ladder, "smallest", tmp_path, this_machine(ladder.recipe(ladder.rungs[0])), said.append, steps=1)
     run_rungs(run)
     peaks = {}
     for result in rung_results(run):

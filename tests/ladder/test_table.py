@@ -13,7 +13,7 @@ from tightfit.ladder.table import cells, show
 
 
 def rows_of(run):
-    heads, rows = cells(rung_results(run), run.options.ladder)
+    heads, rows = cells(rung_results(run), run.ladder)
     return {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
 
 
@@ -52,7 +52,7 @@ def test_columns_that_nothing_fills_are_left_out():
 def test_memory_is_by_the_account_that_was_published():
     def mib(name):
         run = empty(find_ladder(name), "full", CARD)
-        rung = run.options.ladder.rungs[0]
+        rung = run.ladder.rungs[0]
         run.rows.measured.append(measured(run, rung, 1.0, 500, peak_allocated=400 << 20))
         return rows_of(run)[rung.name]["MiB"]
 
@@ -78,16 +78,16 @@ def test_it_is_printed_with_its_heading_and_remarks(capsys):
 
 def test_brackets_in_a_name_stay_as_they_are(capsys):
     run = hostile()
-    ladder = run.options.ladder
+    ladder = run.ladder
     rung = replace(ladder.rungs[0], name="blocks [red]1[/]")
-    run.options = replace(run.options, ladder=replace(ladder, rungs=(rung,)))
+    run.ladder = replace(ladder, rungs=(rung,))
     show(run, Console(width=200))
     assert "blocks [red]1[/]" in capsys.readouterr().out
 
 
 def test_a_rung_that_came_to_an_earlier_ones_recipe_says_so():
     run = empty(find_ladder("bert-large"), "reduced")
-    first, second, *_ = run.options.ladder.rungs
+    first, second, *_ = run.ladder.rungs
     same = {"recipe": {**run.recipe(first).to_dict(), "allow_numerics": True}}
     for recipe, said in ((same, [f"the same recipe as {first.name}: the two differ by noise alone"]), ({}, [])):
         run.rows.measured[:] = [measured(run, first, 0.2, 100), measured(run, second, 0.2, 100, **recipe)]

@@ -13,7 +13,7 @@ from tightfit.ladder.catalogue import find_ladder, ladder_of, ladders
 from tightfit.ladder.peers import PEERS, check_rows
 from tightfit.ladder.results import rung_results
 from tightfit.ladder.rows import OURS
-from tightfit.ladder.run import LIMIT, LadderOptions, LadderRun, run_rungs, this_machine
+from tightfit.ladder.run import LIMIT, LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale, card
 from tightfit.ladder.table import show
 from tightfit.recipe.lookup import load_recipe, recipe_hint
@@ -62,13 +62,13 @@ def run_ladder(
     if gpu is None and chosen != "full":
         gpu = ladder.gpu  # away from a GPU the full size is predicted for the card that it was published on
     warm_up, timed = STEPS[chosen]
-    options = LadderOptions(
-        ladder=ladder, scale=chosen, folder=Path(given[-1] if given else Path(FOLDER) / ladder.name).expanduser(),
-        overrides=fields, runners=tuple(dict.fromkeys((OURS, *peers))), warm_up=warm_up, steps=steps or timed,
-        limit=limit or LIMIT, gpu=gpu, memory=memory, fresh=fresh,
-    )  # fmt: skip
     console = Console(stderr=True, soft_wrap=True)
-    run = LadderRun(options, machine, lambda text: console.print(text, markup=False, highlight=False))
+    run = LadderRun(
+        ladder=ladder, scale=chosen, folder=Path(given[-1] if given else Path(FOLDER) / ladder.name).expanduser(),
+        machine=machine, log=lambda text: console.print(text, markup=False, highlight=False), overrides=fields,
+        runners=tuple(dict.fromkeys((OURS, *peers))), warm_up=warm_up, steps=steps or timed, limit=limit or LIMIT,
+        gpu=gpu, memory=memory, fresh=fresh,
+    )  # fmt: skip
     try:
         with interrupted_by_signals():
             run_rungs(run)

@@ -48,13 +48,13 @@ class Chart:
 
 def draw(run: LadderRun) -> list[Chart]:
     """The charts that have figures: of the scale that ran, of the full size where it is predicted, of throughput."""
-    results, ladder, gpu, device = rung_results(run), run.options.ladder, run.options.gpu, run.machine.device
+    results, ladder, gpu, device = rung_results(run), run.ladder, run.gpu, run.machine.device
     ours = own(results)
     numbers = {result.rung.name: number for number, result in enumerate(ours, start=1)}
     published = {("published", ladder.published_on): [ladder.published(result.rung) for result in ours]}
     here = {("measured", device): [figures_of(result.measured, ladder) for result in ours],
             ("predicted", device): [figures_of(result.predicted, ladder) for result in ours]}
-    if run.options.scale == "full":
+    if run.scale == "full":
         here = published | here
     there = {}
     if gpu is not None:

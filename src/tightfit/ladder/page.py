@@ -48,7 +48,7 @@ def write_page(path: Path, run: LadderRun) -> None:
 
 def page(run: LadderRun) -> str:
     """The page of what is known of a ladder so far."""
-    results, ladder, charts = rung_results(run), run.options.ladder, draw(run)
+    results, ladder, charts = rung_results(run), run.ladder, draw(run)
     heads, rows = cells(results, ladder)
     ours, best = own(results), front(results, ladder)
     peers = [(result.rung.name, title_of(result.runner), result.other_work, _steps(result.baseline),

@@ -75,21 +75,21 @@ class RungResult:
 
 def rung_results(run: LadderRun) -> list[RungResult]:
     """The ladder's results in its order; of each rung ours first, then the peers that ran it."""
-    options, found, first = run.options, list[RungResult](), dict[str, str]()
-    for rung in options.ladder.rungs:
+    found, first = list[RungResult](), dict[str, str]()
+    for rung in run.ladder.rungs:
         ours = run.measured(rung, OURS)
-        for runner in options.runners:
+        for runner in run.runners:
             measured = run.measured(rung, runner)
             if runner != OURS:
                 if measured is not None:
                     found.append(RungResult(rung=rung, runner=runner, measured=measured, baseline=ours,
                                             other_work=other_work(ours, measured)))
                 continue
-            against = None if rung.against is None else options.ladder.rung(rung.against)
+            against = None if rung.against is None else run.ladder.rung(rung.against)
             found.append(RungResult(
                 rung=rung, runner=runner, measured=measured,
-                predicted=run.predicted(rung, run.machine.device, options.scale),
-                full=None if options.gpu is None else run.predicted(rung, options.gpu, "full"),
+                predicted=run.predicted(rung, run.machine.device, run.scale),
+                full=None if run.gpu is None else run.predicted(rung, run.gpu, "full"),
                 baseline=None if against is None else run.measured(against, OURS),
                 same_as=_same_as(first, rung, measured),
             ))  # fmt: skip
@@ -126,27 +126,27 @@ def other_work(ours: Measured | None, theirs: Measured) -> str:
 
 def heading(run: LadderRun) -> list[str]:
     """Sentences above the table: the machine, the scale, and what differs from what was published."""
-    options, machine, ladder = run.options, run.machine, run.options.ladder
+    machine, ladder = run.machine, run.ladder
     libraries = [library for library in ladder.backend.libraries if library in machine.versions]
     said = [f"{ladder.title}", f"measured on {machine.device}"
             + (f" (driver {machine.driver})" if machine.driver else "")
             + "".join(f", {library} {machine.versions[library]}" for library in libraries)
             + ("; predicted (pred.) for the same" if any(row.device == machine.device for row in run.rows.predicted)
                else "")]
-    if options.scale != "full":
-        shrunk = ladder.shrunk.get(options.scale, {})
+    if run.scale != "full":
+        shrunk = ladder.shrunk.get(run.scale, {})
         fields = [*shrunk.get("model_overrides", {}).items(), *shrunk.items()]
         smaller = ", ".join(f"{name}={value}" for name, value in fields if name != "model_overrides")
-        said.append(f"{options.scale} shape: {smaller}; memory is the allocator's peak of a step, and published "
+        said.append(f"{run.scale} shape: {smaller}; memory is the allocator's peak of a step, and published "
                     "figures are of the full size")
-    if options.gpu is not None:
-        other = ladder.published_on and ladder.card_named and card_name(options.gpu) != ladder.published_card
-        said.append(f"full size (full) predicted for {card_name(options.gpu)}"
+    if run.gpu is not None:
+        other = ladder.published_on and ladder.card_named and card_name(run.gpu) != ladder.published_card
+        said.append(f"full size (full) predicted for {card_name(run.gpu)}"
                     + (", another card than that of publ." if other else ""))
     if ladder.published_on:
         said.append(f"published (publ.) on {ladder.published_on}")
-    if options.overrides:
-        said.append(f"every rung with {' '.join(options.overrides)}"
+    if run.overrides:
+        said.append(f"every rung with {' '.join(run.overrides)}"
                     + ("; what was published is without" if ladder.published_on else ""))
     said += ladder.notes
     if others := sorted({row.machine.device for row in run.rows.measured} - {machine.device}):

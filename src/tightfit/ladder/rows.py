@@ -131,15 +131,13 @@ class Measured(Row, frozen=True):
 STEADY = 1.25
 """The ratio of a steady rung's quartiles, at most."""
 
-
 FAR_OFF = 10.0
 """Factor by which a rung is faster, or slower, than both its neighbours, from which on it is measured again."""
 
 
 def is_far_off(rate: float, beside: Sequence[float]) -> bool:
     """Whether a rung's samples a second are far off those of all its neighbours."""
-    return bool(beside) and (all(rate > FAR_OFF * other for other in beside) or
-                             all(FAR_OFF * rate < other for other in beside))
+    return bool(beside) and (rate > FAR_OFF * max(beside) or FAR_OFF * rate < min(beside))
 
 
 def all_rounds(rows: Sequence[Measured]) -> Measured | None:
@@ -173,12 +171,6 @@ class Predicted(Row, frozen=True):
 
 
 AnyRow = TypeVar("AnyRow", Measured, Predicted)
-
-
-def newest(rows: Sequence[AnyRow], key: str) -> AnyRow | None:
-    """The last row of a fingerprint; None where there is none."""
-    return next((row for row in reversed(rows) if row.key == key), None)
-
 
 ROW: TypeAdapter[Measured | Predicted] = TypeAdapter(Annotated[Measured | Predicted, Field(discriminator="kind")])
 

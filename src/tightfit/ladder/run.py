@@ -29,7 +29,6 @@ from tightfit.ladder.rows import (
     append,
     input_fingerprint,
     is_far_off,
-    newest,
     read,
 )
 from tightfit.ladder.rungs import Ladder, Rung, Scale
@@ -45,42 +44,36 @@ MACHINE_SECONDS = 120.0
 """Seconds that asking for the machine may take: it loads the framework."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LadderOptions:
-    """Options of a ladder's run.
+@dataclass(kw_only=True)
+class LadderRun:
+    """A ladder on its way.
 
-    overrides: `key=value` texts for every rung. runners: ours, and peers. warm_up, steps: of each rung. limit: seconds
-    for one rung. gpu: a card to predict the full size for, besides this machine's own device at the scale that runs.
-    memory: bytes that the GPU is cut down to; None for all of it. predicts: whether rungs are predicted too.
-    fresh: whether rungs that have a row are run and predicted anew.
+    log: takes sentences on its progress. overrides: `key=value` texts for every rung. runners: ours, and peers.
+    warm_up, steps: of each rung. limit: seconds for one rung. gpu: a card to predict the full size for, besides this
+    machine's own device at the scale that runs. memory: bytes that the GPU is cut down to; None for all of it.
+    predicts: whether rungs are predicted too. fresh: whether rungs that have a row are run and predicted anew.
+    rows: those so far.
     """
 
     ladder: Ladder
     scale: Scale
     folder: Path
+    machine: Machine
+    log: Log
     warm_up: int
     steps: int
-    limit: float
+    limit: float = LIMIT
     overrides: Sequence[str] = ()
     runners: Sequence[str] = (OURS,)
     gpu: str | None = None
     memory: int | None = None
     predicts: bool = True
     fresh: bool = False
-
-
-@dataclass
-class LadderRun:
-    """A ladder on its way: its options, the machine, and the rows so far. log: takes sentences on its progress."""
-
-    options: LadderOptions
-    machine: Machine
-    log: Log
     rows: Rows = field(default_factory=Rows)
 
     @property
     def path(self) -> Path:
-        return self.options.folder / RESULTS
+        return self.folder / RESULTS
 
     def measured(self, rung: Rung, runner: str) -> Measured | None:
         """The rung's newest measurement on this machine by a runner; None where it has not run."""
@@ -89,27 +82,26 @@ class LadderRun:
 
     def predicted(self, rung: Rung, device: str, scale: Scale) -> Predicted | None:
         """The rung's newest prediction for a device; None where there is none."""
-        return newest(self.rows.predicted, self.predicted_key(rung, device, scale))
+        key = self.predicted_key(rung, device, scale)
+        return next((row for row in reversed(self.rows.predicted) if row.key == key), None)
 
     def recipe(self, rung: Rung, scale: Scale | None = None) -> Recipe:
-        options = self.options
-        return options.ladder.recipe(rung, scale or options.scale, options.overrides)
+        return self.ladder.recipe(rung, scale or self.scale, self.overrides)
 
     def within(self, rung: Rung, scale: Scale | None = None) -> dict[str, Any] | None:
         """The recipe whose memory a growing rung keeps to; None for the others."""
         if not rung.grows or rung.against is None:
             return None
-        return self.recipe(self.options.ladder.rung(rung.against), scale).to_dict()
+        return self.recipe(self.ladder.rung(rung.against), scale).to_dict()
 
     def key(self, rung: Rung, runner: str) -> str:
         """The fingerprint of a rung as it runs here."""
-        options = self.options
-        return self._fingerprint(rung, options.scale, self._seen_by(runner), runner=runner, steps=options.steps,
-                                 warm_up=options.warm_up, memory=options.memory)
+        return self._fingerprint(rung, self.scale, self._seen_by(runner), runner=runner, steps=self.steps,
+                                 warm_up=self.warm_up, memory=self.memory)
 
     def predicted_key(self, rung: Rung, device: str, scale: Scale) -> str:
         """The fingerprint of a rung's prediction: for this machine's own device, all that the machine is counts."""
-        machine, memory = self._seen_by(OURS), self.options.memory
+        machine, memory = self._seen_by(OURS), self.memory
         if device != self.machine.device:
             machine, memory = {"device": device, "versions": machine["versions"]}, None
         return self._fingerprint(rung, scale, machine, memory=memory)
@@ -129,13 +121,13 @@ class LadderRun:
         """Whether a rung is to be run: it has no row, failed, was killed, or may take longer than it could."""
         if row is None:
             return True
-        return row.limit < self.options.limit if row.status == "timed-out" else row.status not in FINAL
+        return row.limit < self.limit if row.status == "timed-out" else row.status not in FINAL
 
-    def add(self, row: AnyRow, outcome: Outcome) -> AnyRow:
-        """Keep a row with its outcome."""
-        row = type(row).model_validate({
-            **row.model_dump(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "limit": self.options.limit,
-            **outcome.values, "status": outcome.status, "reason": outcome.reason,
+    def add(self, kind: type[AnyRow], rung: Rung, outcome: Outcome, **known: Any) -> AnyRow:
+        """Keep a rung's row with its outcome."""
+        row = kind.model_validate({
+            "ladder": self.ladder.name, "rung": rung.name, "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "limit": self.limit, **known, **outcome.values, "status": outcome.status, "reason": outcome.reason,
         })  # fmt: skip
         append(self.path, row)
         self.rows.add(row)
@@ -170,40 +162,38 @@ def run_rungs(run: LadderRun) -> None:
     Raises RecipeError for a rung that is no recipe, and a folder that another ladder is writing to; ReportError where
     results cannot be read or written.
     """
-    options = run.options
-    for rung in options.ladder.rungs:
+    for rung in run.ladder.rungs:
         run.recipe(rung)  # a wrong override is said before anything runs
-    with writing(f"output_dir: {options.folder}", "write output_dir=... elsewhere"):
-        options.folder.mkdir(parents=True, exist_ok=True)
-        with locked(options.folder):
+    with writing(f"output_dir: {run.folder}", "write output_dir=... elsewhere"):
+        run.folder.mkdir(parents=True, exist_ok=True)
+        with locked(run.folder):
             found = read(run.path)
             if found.skipped:
                 more = len(found.skipped) - 1
                 run.log(found.skipped[0] + (f"; {more} more lines are none either" if more else ""))
-            if not options.fresh:
+            if not run.fresh:
                 run.rows = found
             _measure(run)
             _measure_again(run)
-            if options.predicts:
+            if run.predicts:
                 _predict(run, None)
-            if options.gpu is not None:
-                _predict(run, options.gpu)
+            if run.gpu is not None:
+                _predict(run, run.gpu)
 
 
 def _measure(run: LadderRun) -> None:
     """Run every rung that has no row yet, by each runner. A peer's loop has one device. What cannot serve here is a row
     without being started."""
-    options = run.options
-    waiting = [(rung, runner) for rung in options.ladder.rungs for runner in options.runners
+    waiting = [(rung, runner) for rung in run.ladder.rungs for runner in run.runners
                if (runner == OURS or rung.launch == "single") and run.is_due(run.measured(rung, runner))]
-    every = len(options.ladder.rungs) * len(options.runners)
+    every = len(run.ladder.rungs) * len(run.runners)
     if 0 < len(waiting) < every:
         run.log(f"resuming: {every - len(waiting)} of {every} rungs have their row, or need none")
     left, refused = list[tuple[Rung, str]](), list[str]()
     for rung, runner in waiting:
         reasons = run.machine.refusals(run.recipe(rung), rung.launch) if runner == OURS else []
         if reasons:
-            run.add(_row(run, rung, runner), Outcome(status="refused", reason="; ".join(reasons)))
+            _keep(run, rung, runner, Outcome(status="refused", reason="; ".join(reasons)))
             refused.append(rung.name)
         else:
             left.append((rung, runner))
@@ -214,22 +204,20 @@ def _measure(run: LadderRun) -> None:
         _measure_rung(run, rung, runner, f"rung {number} of {len(left)}")
 
 
-def _row(run: LadderRun, rung: Rung, runner: str, number: int = 0) -> Measured:
-    """The row of a rung, without its outcome. number: of its round."""
-    options = run.options
-    return Measured(ladder=options.ladder.name, rung=rung.name, runner=runner, scale=options.scale,
-                    key=run.key(rung, runner), status="failed", machine=run.machine, recipe=run.recipe(rung).to_dict(),
-                    commit=run.commit, memory=options.memory, round=number)
+def _keep(run: LadderRun, rung: Rung, runner: str, outcome: Outcome, number: int = 0) -> Measured:
+    """Keep the row of a rung that was measured, or refused. number: of its round."""
+    return run.add(Measured, rung, outcome, runner=runner, scale=run.scale, key=run.key(rung, runner),
+                   machine=run.machine, recipe=run.recipe(rung).to_dict(), commit=run.commit, memory=run.memory,
+                   round=number)
 
 
 def _measure_rung(run: LadderRun, rung: Rung, runner: str, called: str, number: int = 0) -> None:
     """Run a rung and keep its row. number: of its round."""
-    options, row = run.options, _row(run, rung, runner, number)
     run.log(f"{called}: {rung.name}" + ("" if runner == OURS else f", {title_of(runner)}"))
-    job = Job(kind="measure", recipe={**row.recipe}, runner=runner, launch=rung.launch, within=run.within(rung),
-              memory=options.memory, warm_up=options.warm_up, steps=options.steps)
-    (outcome,) = run_jobs([job], options.limit)
-    run.log("  " + describe(run.add(row, outcome)))
+    job = Job(kind="measure", recipe=run.recipe(rung).to_dict(), runner=runner, launch=rung.launch,
+              within=run.within(rung), memory=run.memory, warm_up=run.warm_up, steps=run.steps)
+    (outcome,) = run_jobs([job], run.limit)
+    run.log("  " + describe(_keep(run, rung, runner, outcome, number)))
 
 
 def _measure_again(run: LadderRun) -> None:
@@ -243,12 +231,11 @@ def _measure_again(run: LadderRun) -> None:
 
 def _doubtful(run: LadderRun, number: int) -> Iterator[tuple[Rung, str]]:
     """The rungs to run in that round."""
-    for runner in run.options.runners:
-        found = [(rung, row) for rung in run.options.ladder.rungs
+    for runner in run.runners:
+        found = [(rung, row) for rung in run.ladder.rungs
                  if (row := run.measured(rung, runner)) is not None and row.status == "done"]
         for place, (rung, row) in enumerate(found):
-            beside = [other.samples_per_second for _, other in (*found[max(place - 1, 0) : place],
-                                                                *found[place + 1 : place + 2])]
+            beside = [other.samples_per_second for _, other in found[max(place - 1, 0) : place + 2] if other is not row]
             if row.round < number and (not row.is_steady or is_far_off(row.samples_per_second, beside)):
                 yield rung, runner
 
@@ -267,9 +254,9 @@ def _predict(run: LadderRun, gpu: str | None) -> None:
     One process predicts them all, and another goes on where a rung hangs or takes it along. Each has the limit to
     itself.
     """
-    options, device = run.options, gpu or run.machine.device
-    scale: Scale = "full" if gpu else options.scale
-    waiting = [rung for rung in options.ladder.rungs
+    device = gpu or run.machine.device
+    scale: Scale = "full" if gpu else run.scale
+    waiting = [rung for rung in run.ladder.rungs
                if rung.launch == "single" and run.is_due(run.predicted(rung, device, scale))
                and (gpu or not run.machine.refusals(run.recipe(rung), rung.launch))]
     every, where = len(waiting), f"for {device}, at full size" if gpu else f"for {device}"
@@ -281,11 +268,11 @@ def _predict(run: LadderRun, gpu: str | None) -> None:
     announce()
     while waiting:
         jobs = [Job(kind="predict", recipe=run.recipe(rung, scale).to_dict(), within=run.within(rung, scale), gpu=gpu,
-                    memory=None if gpu else options.memory) for rung in waiting]
-        for outcome in run_jobs(jobs, options.limit):
+                    memory=None if gpu else run.memory) for rung in waiting]
+        for outcome in run_jobs(jobs, run.limit):
             rung = waiting.pop(0)
-            run.add(Predicted(ladder=options.ladder.name, rung=rung.name, scale=scale, device=device,
-                              key=run.predicted_key(rung, device, scale), versions=run.machine.versions), outcome)
+            run.add(Predicted, rung, outcome, scale=scale, device=device, key=run.predicted_key(rung, device, scale),
+                    versions=run.machine.versions)
             if outcome.status != "done":
                 run.log(f"  {rung.name} is not predicted: {outcome.reason}")
             announce()

@@ -24,7 +24,7 @@ NAMED = 20
 
 def show(run: LadderRun, console: Console) -> None:
     """Print the ladder's table with its heading, and below it why rungs did not run."""
-    results, ladder = rung_results(run), run.options.ladder
+    results, ladder = rung_results(run), run.ladder
     for sentence in heading(run):
         console.print(sentence, markup=False, highlight=False)
     heads, rows = cells(results, ladder)
