@@ -18,7 +18,7 @@ from tests.training_arguments_cases import EXAMPLES, NEEDS, OTHER, SETTLED, SPEL
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe.hf_arguments import training_arguments
-from tightfit.recipe.hf_arguments.former import RENAMED
+from tightfit.recipe.hf_arguments.reading import RENAMED
 from tightfit.recipe.hf_arguments.table import (
     ASIDE,
     CARRIED,

@@ -188,9 +188,8 @@ def _gpu(index: int) -> Gpu:
     import torch
 
     about = torch.cuda.get_device_properties(index)
-    uuid = getattr(about, "uuid", None)
-    return Gpu(index=index, name=about.name, uuid=None if uuid is None else f"GPU-{uuid}",
-               capability=(about.major, about.minor), memory_total=about.total_memory)
+    return Gpu(index=index, name=about.name, uuid=f"GPU-{about.uuid}", capability=(about.major, about.minor),
+               memory_total=about.total_memory)
 
 
 def read_conflicts(names: list[str]) -> tuple[Conflict, ...]:

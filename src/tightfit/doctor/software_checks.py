@@ -3,9 +3,10 @@ installing."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from packaging.version import Version
 
 from tightfit.doctor.findings import Finding, FindingBuilder
 from tightfit.doctor.readings import Driver, Readings, Software
@@ -96,14 +97,14 @@ def check_driver(driver: Driver, say: FindingBuilder, readings: Readings) -> Ite
     if _too_old(readings):
         yield say("problem", "version", f"driver {driver.version} is too old: it serves CUDA up to {cuda}, and PyTorch "
                   f"is built for {wanted}", "update the driver, or install a PyTorch built for CUDA "
-                  f"{_numbers(cuda or '')[0]}")
+                  f"{Version(cuda or '0').major}")
 
 
 def _too_old(readings: Readings) -> bool:
     """Whether the driver is of an older CUDA major version than PyTorch. A card that PyTorch can use is served all the
     same, by the data-center cards' forward compatibility packages."""
     wanted, cuda = readings.software.torch_cuda, readings.driver.cuda
-    return bool(wanted and cuda and _numbers(cuda)[0] < _numbers(wanted)[0] and not readings.software.cuda_devices)
+    return bool(wanted and cuda and Version(cuda).major < Version(wanted).major and not readings.software.cuda_devices)
 
 
 def _contained(readings: Readings) -> bool:
@@ -148,7 +149,7 @@ def check_torch(software: Software, say: FindingBuilder, readings: Readings) -> 
         yield say("problem", "torch", f"PyTorch does not load: {software.broken.get('torch', 'it is not installed')}",
                   "install it again by the command that pytorch.org/get-started/locally gives")
         return
-    found = _numbers(software.torch)[:2]
+    found = Version(software.torch).release[:2]
     built = f"built for CUDA {software.torch_cuda}" if software.torch_cuda else "built without CUDA"
     cudnn = f", cuDNN {software.cudnn // 10000}.{software.cudnn // 100 % 100}" if software.cudnn else ""
     sentence = f"PyTorch {software.torch.partition('+')[0]}, {built}{cudnn}"
@@ -206,7 +207,3 @@ def check_calibration(software: Software, say: FindingBuilder, readings: Reading
     elif software.torch is not None:
         yield say("info", "calibrated", "times in plans are not calibrated for this machine with PyTorch "
                   f"{software.torch.partition('+')[0]}", "tightfit doctor --calibrate")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0]))) or (0,)

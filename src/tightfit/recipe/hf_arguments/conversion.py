@@ -186,9 +186,9 @@ def _complete(given: Mapping[str, Any]) -> Arguments:
     for name in ("lr_scheduler_kwargs", "fsdp", "fsdp_config", "deepspeed", "debug", "disable_tqdm"):
         a[name] = a[name] or table.DEFAULTS[name]  # empty, or false, says the same as no value
     usual = {"even_batches": True, "use_seedable_sampler": True}
-    accelerator = a["accelerator_config"]
-    if isinstance(accelerator, Mapping) and all((v or False) == usual.get(k, False) for k, v in accelerator.items()):
-        a["accelerator_config"] = None  # Accelerate's own defaults
+    for name in ("accelerator_config", "fsdp_config"):
+        if isinstance(a[name], Mapping) and all((v or False) == usual.get(k, False) for k, v in a[name].items()):
+            a[name] = None  # nothing but Accelerate's own defaults
     if a["torch_compile_mode"] is not None or a["torch_compile_backend"] is not None:
         a["torch_compile"] = True
     if a["torch_compile"] and a["torch_compile_backend"] is None:

@@ -1,4 +1,4 @@
-"""Arguments as they are written: an object, a mapping, or a JSON file."""
+"""Arguments as they are written: an object, a mapping, or a JSON file; those of transformers 3 and 4 as today's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,20 @@ from typing import Any
 
 from tightfit.errors import RecipeError
 from tightfit.recipe.hf_arguments import table
-from tightfit.recipe.hf_arguments.former import as_today
+
+RENAMED: Mapping[str, str] = {
+    "evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu",
+    "per_gpu_train_batch_size": "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+}
+"""Names that are read as today's."""
+
+SAYS_NOTHING: Mapping[str, Any] = {
+    **table.ASIDE, "local_rank": 0, "include_num_input_tokens_seen": False, "include_for_metrics": None,
+}
+"""Values that said then what leaving the argument out says today."""
+
+DROPPED = ("push_to_hub_token", "_n_gpu")
+"""A secret, which `to_dict` hides, and what a machine happened to have."""
 
 
 def read_arguments(source: Any) -> tuple[dict[str, Any], list[str]]:
@@ -33,7 +46,7 @@ def read_arguments(source: Any) -> tuple[dict[str, Any], list[str]]:
         raise RecipeError(
             f"training arguments: {source!r} cannot be read; give a TrainingArguments, a mapping, or a JSON file's path"
         )
-    given = as_today(given)
+    given = _as_today(given)
     unknown = [name for name in given if name not in table.DEFAULTS and name not in table.ASIDE]
     known = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()
              if name not in unknown}
@@ -49,3 +62,24 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path}: cannot be read as a JSON object of arguments ({error}); write "
                           "args.to_json_string() into it") from None
     return values
+
+
+def _as_today(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with older ones in today's names, those that have none and say nothing left out. Raises RecipeError
+    for an older and a newer name that contradict each other."""
+    found = dict(given)
+    for old, new in RENAMED.items():
+        value, default = found.pop(old, None), table.DEFAULTS[new]
+        if value is None or (value == default and new in found):  # a dump holds both, the older at its default
+            continue
+        if found.get(new, default) not in (default, value):
+            raise RecipeError(f"{old}: the older name of {new}, which is given too; keep {new}")
+        found[new] = value
+    if ratio := found.pop("warmup_ratio", None):  # steps stand above it
+        found["warmup_steps"] = found.get("warmup_steps") or ratio
+    if found.pop("group_by_length", False):
+        raise RecipeError("group_by_length: true orders the data otherwise than at random; write false or leave it out")
+    if found.pop("adafactor", False):
+        found["optim"] = "adafactor"
+    return {name: value for name, value in found.items()
+            if name not in DROPPED and value != SAYS_NOTHING.get(name, found)}
