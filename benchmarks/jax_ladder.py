@@ -15,7 +15,7 @@ from typing import Any
 import record
 from tightfit.backends.jax.backend import JaxBackend
 from tightfit.devices import MIB, find_device
-from tightfit.ladder.catalogue import find_ladder
+from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.rungs import Rung
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import estimate
@@ -32,7 +32,7 @@ LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt")
 def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """A rung's figures: bytes, seconds, operations, and the published figures."""
     backend, device = JaxBackend(), find_device(GPU)
-    recipe = resolve(find_ladder("transformer-156m-jax").recipe(rung, overrides=overrides), device)
+    recipe = resolve(ladders()["transformer-156m-jax"].recipe(rung, overrides=overrides), device)
     trace = backend.predict(recipe, device)
     found = estimate(trace, recipe, device, standard_tools(backend))
     profile, _ = predicted_profile(recipe, Target(device=device), print)
@@ -53,7 +53,7 @@ def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def ladder(overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Every rung, several side by side. overrides: `key=value` texts for every rung's recipe."""
     with ThreadPoolExecutor(cores()) as pool:
-        return list(pool.map(partial(compiled, overrides=overrides), find_ladder("transformer-156m-jax").rungs))
+        return list(pool.map(partial(compiled, overrides=overrides), ladders()["transformer-156m-jax"].rungs))
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 import record
 from tightfit.errors import RecipeError
-from tightfit.ladder.catalogue import find_ladder, ladders
+from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.page import save_picture
 from tightfit.ladder.rows import OURS, RESULTS, read
 from tightfit.ladder.run import LadderRun, run_rungs, this_machine
@@ -60,7 +60,7 @@ def record_ladder(name: str, scale: Scale, peers: list[str], gpu: str | None) ->
     folder.mkdir(parents=True, exist_ok=True)
     if kept.exists():
         shutil.copy(kept, folder / RESULTS)
-    ladder = find_ladder(name)
+    ladder = ladders()[name]
     warm_up, steps = STEPS[scale]
     run = LadderRun(
         ladder=ladder, scale=scale, folder=folder, machine=this_machine(ladder.recipe(ladder.rungs[0], scale)),
@@ -94,7 +94,7 @@ def main() -> None:
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(ladders()):
         sys.exit(f"no such ladder: {', '.join(unknown)}; there are {', '.join(ladders())}")
-    compiled = {name for name in asked.names if not find_ladder(name).backend.runs_torch}
+    compiled = {name for name in asked.names if not ladders()[name].backend.runs_torch}
     if compiled and asked.scale == "full" and not jax_sees_gpu():
         print(f"{', '.join(compiled)}: left out, since JAX sees no GPU here; run: pip install 'tightfit[jax-cuda]'")
     else:

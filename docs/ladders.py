@@ -9,7 +9,7 @@ from typing import cast
 import recorded as records
 from ladder_differences import DIFFERENCES, What
 from tightfit.devices import MIB
-from tightfit.ladder.catalogue import find_ladder, guides, ladders
+from tightfit.ladder.catalogue import guides, ladders
 from tightfit.ladder.peers import title_of
 from tightfit.ladder.results import (
     QUANTILES,
@@ -79,7 +79,7 @@ def ladder_page() -> Iterator[str | records.Table]:
            "throughput against memory with its Pareto front, the features' factors, what did not run and why. "
            "`--picture ladder.png` has Chromium or Chrome draw a picture of it.")
     yield ("ladder", "model and data", "published on"), [
-        (f"`{name}`", (made := find_ladder(name)).title, made.published_on or "-") for name in ladders()]
+        (f"`{name}`", ladder.title, ladder.published_on or "-") for name, ladder in ladders().items()]
     yield "## How to read it"
     yield READING
     yield "## Recorded"
@@ -102,7 +102,7 @@ def recorded(path: Path) -> LadderRun | None:
     if not rows.measured:
         return None
     last = rows.measured[-1]
-    ladder, scale = find_ladder(last.ladder), cast(Scale, last.scale)
+    ladder, scale = ladders()[last.ladder], cast(Scale, last.scale)
     rungs = {rung.name: rung for rung in ladder.rungs}
     measured = [row for row in rows.measured
                 if (row.ladder, row.scale) == (last.ladder, last.scale) and row.rung in rungs]
@@ -180,7 +180,7 @@ def _full_size() -> Iterator[str | records.Table]:
     """Predictions of published ladders at full size, for the published card."""
     yield "## Full-size prediction against published"
     yield f"Predicted with no such card present; the last column says why one is more than {EXPLAINED:g} % off."
-    for ladder in map(find_ladder, FULL_SIZE):
+    for ladder in (ladders()[name] for name in FULL_SIZE):
         rows = _full_rows(ladder)
         yield f"### {ladder.title}, {ladder.published_on}"
         if not rows:
@@ -237,7 +237,7 @@ def differences(ladder: Ladder) -> Iterator[tuple[Rung, What, float]]:
 def unexplained() -> list[str]:
     """Differences above EXPLAINED that nothing is said of."""
     return [f"{ladder.name}, {rung.name}: {what} {apart:+.0f} %"
-            for ladder in map(find_ladder, FULL_SIZE) for rung, what, apart in differences(ladder)
+            for ladder in (ladders()[name] for name in FULL_SIZE) for rung, what, apart in differences(ladder)
             if abs(apart) > EXPLAINED and what not in _why(ladder, rung)]
 
 

@@ -12,7 +12,6 @@ import ladders
 import recorded as records
 from tests.ladder.made import CARD, CPU, PEER, bert_large, empty, predicted
 from tightfit.ladder import rows
-from tightfit.ladder.catalogue import find_ladder
 from tightfit.ladder.catalogue import ladders as named
 from tightfit.ladder.results import rung_results
 
@@ -56,7 +55,7 @@ def test_records_are_picked_up_by_name_those_of_gpus_first(results):
 
 
 def test_full_size_predictions_stand_beside_what_was_published(results, monkeypatch):
-    ladder = find_ladder("transformer-156m")
+    ladder = named()["transformer-156m"]
     run = empty(ladder, "reduced", CPU, gpu="rtx-a5000")
     first, second = ladder.rungs[:2]
     run.rows.predicted += [
@@ -99,6 +98,6 @@ def test_every_recorded_difference_is_explained():
 
 
 def test_the_status_counts_the_times_that_are_predicted_well():
-    times = [abs(apart) for _, what, apart in ladders.differences(find_ladder("bert-large")) if what == "time"]
+    times = [abs(apart) for _, what, apart in ladders.differences(named()["bert-large"]) if what == "time"]
     assert (len(times), sum(apart <= 10 for apart in times)) == (9, 8)
     assert "eight are predicted within 10 % of its time" in STATUS.read_text("utf-8")

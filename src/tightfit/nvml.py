@@ -30,6 +30,8 @@ _MISSING: dict[str, Missing] = {
 }
 NOT_KNOWN = (1 << 64) - 1
 """The reading of a counter of 64 bits that has no value."""
+MEMORY_V2 = 0x02000028
+"""nvmlMemory_v2, the version of an answer that says what the driver keeps."""
 
 
 class NoNvml(Exception):
@@ -61,10 +63,6 @@ class Nvml:
             return None
         return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
-    def constant(self, name: str, default: int) -> int:
-        """The binding's value of a constant, `default` where it does not have it."""
-        return int(getattr(self._binding, name, default))
-
     def driver(self) -> str | None:
         """The loaded driver's version, such as `580.65.06`."""
         version = self.ask("nvmlSystemGetDriverVersion")
@@ -83,8 +81,7 @@ class Nvml:
     def memory(self, handle: Any) -> tuple[int, int, int | None] | None:
         """Bytes of the card: total, in use, kept by the driver. In use excludes what the driver keeps, where the driver
         counts that separately."""
-        version = self.constant("nvmlMemory_v2", 0x02000028)
-        if (both := self.ask("nvmlDeviceGetMemoryInfo", handle, version)) is not None:
+        if (both := self.ask("nvmlDeviceGetMemoryInfo", handle, MEMORY_V2)) is not None:
             return int(both.total), int(both.used), int(both.reserved)
         if (old := self.ask("nvmlDeviceGetMemoryInfo", handle)) is not None:
             return int(old.total), int(old.used), None

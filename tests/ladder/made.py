@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tightfit.ladder import run as running
-from tightfit.ladder.catalogue import find_ladder
+from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.rows import OURS, Machine, Measured, Predicted, Status
 from tightfit.ladder.run import LadderRun, Log
@@ -116,7 +116,7 @@ def predicted(run: LadderRun, rung: Rung, device: str, scale: Scale, seconds: fl
 def bert_large(scale: Scale = "reduced", machine: Machine = CPU, gpu: str | None = "v100-16gb") -> LadderRun:
     """BERT-large's ladder with a peer: rung n takes n tenths of a second and 160 / n MiB; one rung is refused, the last
     has not run, and on one the peer's losses are others."""
-    run = empty(find_ladder("bert-large"), scale, machine, runners=(OURS, PEER), gpu=gpu)
+    run = empty(ladders()["bert-large"], scale, machine, runners=(OURS, PEER), gpu=gpu)
     for number, rung in enumerate(run.ladder.rungs[:-1], start=1):
         row = measured(run, rung, number / 10, 160 / number)
         if rung.name == REFUSED:
@@ -135,7 +135,7 @@ def bert_large(scale: Scale = "reduced", machine: Machine = CPU, gpu: str | None
 
 def hostile() -> LadderRun:
     """A ladder whose every name, reason and note is markup."""
-    base = dict(find_ladder("bert-large").base)
+    base = dict(ladders()["bert-large"].base)
     ladder = Ladder(name=EVIL, title=EVIL, base=base, published_on=EVIL, notes=tuple(EVILS), rungs=(
         Rung(name=EVIL, note=EVIL), Rung(name=EVILS[1], against=EVIL, feature="SDPA", changes={"attention": "sdpa"}),
         Rung(name=EVILS[2], against=EVIL, changes={"precision": "bf16"})))  # fmt: skip

@@ -83,8 +83,8 @@ def test_interrupted_nothing_is_left_running(worker: Callable[[str], None], tmp_
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_the_ladder_takes_its_worker_along(tmp_path: Path, number: signal.Signals) -> None:
     ladder = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    asked = tmp_path / "jobs.json"
-    asked.write_bytes(jobs.JOBS.dump_json([JOB]))
+    asked = tmp_path / "jobs"
+    asked.write_text(JOB.model_dump_json())
     source = (f"import pathlib, time; from tightfit.ladder import worker; "
               f"worker.KINDS['machine'] = lambda job: time.sleep(60); "
               f"worker.main(pathlib.Path({str(asked)!r}), None, {ladder.pid})")

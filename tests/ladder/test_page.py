@@ -12,7 +12,7 @@ from tests.ladder.made import CARD, EVIL, EVILS, PEER, bert_large, empty, hostil
 from tests.page.browsing import charts_fit, needs_chromium
 from tests.page.pages import Read, stands_alone
 from tightfit.errors import RecipeError
-from tightfit.ladder.catalogue import find_ladder
+from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.charts import draw
 from tightfit.ladder.page import page, save_picture, write_page
 
@@ -79,7 +79,7 @@ def test_only_what_is_of_the_same_card_is_compared(reduced):
 
 
 def test_a_card_that_was_not_named_is_compared_with_none():
-    run = empty(find_ladder("fp16-batch"), "reduced", gpu="titan-rtx")
+    run = empty(ladders()["fp16-batch"], "reduced", gpu="titan-rtx")
     run.rows.predicted += [predicted(run, rung, "titan-rtx", "full", 0.5, 8_000) for rung in run.ladder.rungs]
     said = Read(page(run)).said
     assert "predicted, titan-rtx" in said
@@ -93,7 +93,7 @@ def test_charts_hold_every_rung_with_a_figure():
     assert [row[0].partition(".")[0] for row in charts["memory"].rows] == [str(n) for n in range(1, 15)]
     assert len(charts["full-seconds"].figure.data[0].y) == 14
     assert [len(trace.x) for trace in charts["throughput"].figure.data] == [13, 0, 10]  # on the front, others, peers
-    ddp = empty(find_ladder("ddp"), "full", CARD, gpu="v100-16gb")
+    ddp = empty(ladders()["ddp"], "full", CARD, gpu="v100-16gb")
     assert shown(ddp) == {"seconds": ["published, two TITAN RTX with NVLink"],
                           "full-seconds": ["published, two TITAN RTX with NVLink"]}
     assert draw(ddp)[0].rows[0][1] == "0.55"
@@ -115,7 +115,7 @@ def test_names_stay_names():
 
 
 def test_a_ladder_that_has_not_begun():
-    read = Read(page(empty(find_ladder("loading"), "full", CARD)))
+    read = Read(page(empty(ladders()["loading"], "full", CARD)))
     assert "Nothing is known yet." in read.said
     assert "throughput" not in read.ids
 
@@ -130,7 +130,7 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path):
 @needs_chromium
 @pytest.mark.parametrize("made", [
     hostile, *(pytest.param(made, marks=pytest.mark.cold) for made in (
-        bert_large, lambda: empty(find_ladder("bert-large"), "reduced")))])
+        bert_large, lambda: empty(ladders()["bert-large"], "reduced")))])
 def test_a_picture_is_drawn(tmp_path, made):
     save_picture(tmp_path / "a.png", made())
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

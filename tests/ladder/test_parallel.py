@@ -10,8 +10,8 @@ import torch
 
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.errors import Refused
-from tightfit.ladder import jobs, worker
-from tightfit.ladder.catalogue import find_ladder
+from tightfit.ladder import worker
+from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.jobs import Job, Outcome, command, run_jobs
 from tightfit.ladder.rungs import Launch
 from tightfit.ladder.two_devices import run_parallel
@@ -22,7 +22,7 @@ NO_DROPOUT = [f"model_overrides.{name}=0" for name in ("resid_pdrop", "embd_pdro
 
 def rung(*overrides: str) -> Recipe:
     """A rung of the ladder of two devices, at its smallest."""
-    ladder = find_ladder("ddp")
+    ladder = ladders()["ddp"]
     return ladder.recipe(ladder.rung("DDP"), "smallest", ["device=cpu", *NO_DROPOUT, *overrides])
 
 
@@ -64,8 +64,8 @@ def test_the_first_process_says_what_came_of_a_job_and_one_that_fails_ends_the_o
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setattr(worker.os, "_exit", seen.append)
     monkeypatch.setitem(worker.KINDS, "machine", lambda job: Outcome(status=status))
-    asked, outcomes = tmp_path / "jobs.json", tmp_path / "outcomes"
-    asked.write_bytes(jobs.JOBS.dump_json([Job(kind="machine", recipe={})]))
+    asked, outcomes = tmp_path / "jobs", tmp_path / "outcomes"
+    asked.write_text(Job(kind="machine", recipe={}).model_dump_json())
     worker.main(asked, outcomes, psutil.Process().ppid())
     assert outcomes.exists() == written
     assert seen == ended

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.ladder.made import MIB, PEER, REFUSED, STRANGE, bert_large, empty, predicted
-from tightfit.ladder.catalogue import find_ladder
+from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.results import effects, figures_of, front, quantiles, rung_results, span, spreads
 
 
@@ -34,7 +34,7 @@ def test_what_no_rung_shows_or_did_not_run_is_not_measured():
     for feature in ("DeepSpeed ZeRO", "data loading", "batch size"):
         each = found(bert_large())[feature]
         assert (each.shown, each.speed, each.memory) == ((), "not measured", "not measured")
-    waiting = found(empty(find_ladder("bert-large"), "reduced"))["SDPA"]
+    waiting = found(empty(ladders()["bert-large"], "reduced"))["SDPA"]
     assert [each.name for each in waiting.shown] == ["batch 4, SDPA"]
     assert waiting.speed == "not measured"
 
@@ -76,7 +76,7 @@ def test_peers_ratios_are_ours_in_theirs():
 
 
 def test_a_prediction_of_unknown_time_has_its_memory():
-    run = empty(find_ladder("bert-large"), "reduced")
+    run = empty(ladders()["bert-large"], "reduced")
     row = predicted(run, run.ladder.rungs[0], "CPU", "reduced", 0.0, 90)
     assert figures_of(row, run.ladder) == (None, 90 * MIB)
     refused = row.model_copy(update={"status": "refused"})

@@ -13,7 +13,7 @@ import pytest
 
 from tests.ladder.made import CPU, DONE, Processes, done, ladder_run, use
 from tightfit.errors import MissingLibrary, RecipeError, ReportError
-from tightfit.ladder.catalogue import find_ladder
+from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.results import heading, other_work, remarks, rung_results
 from tightfit.ladder.rows import RESULTS, Machine, is_far_off, read
@@ -21,7 +21,7 @@ from tightfit.ladder.run import LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import Ladder, Rung, card
 from tightfit.ladder.table import cells
 
-LADDER = find_ladder("bert-large")
+LADDER = ladders()["bert-large"]
 RUNGS = [rung.name for rung in LADDER.rungs]
 
 

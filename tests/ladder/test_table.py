@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from tests.ladder.made import CARD, PEER, REFUSED, bert_large, empty, hostile, measured
-from tightfit.ladder.catalogue import find_ladder
+from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.results import remarks, rung_results
 from tightfit.ladder.table import cells, show
 
@@ -44,14 +44,14 @@ def test_what_did_not_run_says_so():
 
 
 def test_columns_that_nothing_fills_are_left_out():
-    heads, rows = cells(rung_results(empty(find_ladder("loading"), "reduced")), find_ladder("loading"))
+    heads, rows = cells(rung_results(empty(ladders()["loading"], "reduced")), ladders()["loading"])
     assert heads == ["rung", "s/step", "samples/s", "MiB", "speed", "memory"]
     assert all(len(row) == len(heads) for row in rows)
 
 
 def test_memory_is_by_the_account_that_was_published():
     def mib(name):
-        run = empty(find_ladder(name), "full", CARD)
+        run = empty(ladders()[name], "full", CARD)
         rung = run.ladder.rungs[0]
         run.rows.measured.append(measured(run, rung, 1.0, 500, peak_allocated=400 << 20))
         return rows_of(run)[rung.name]["MiB"]
@@ -86,7 +86,7 @@ def test_brackets_in_a_name_stay_as_they_are(capsys):
 
 
 def test_a_rung_that_came_to_an_earlier_ones_recipe_says_so():
-    run = empty(find_ladder("bert-large"), "reduced")
+    run = empty(ladders()["bert-large"], "reduced")
     first, second, *_ = run.ladder.rungs
     same = {"recipe": {**run.recipe(first).to_dict(), "allow_numerics": True}}
     for recipe, said in ((same, [f"the same recipe as {first.name}: the two differ by noise alone"]), ({}, [])):

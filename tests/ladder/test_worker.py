@@ -12,7 +12,7 @@ import pytest
 
 from tightfit.backends.measurements import Timings
 from tightfit.ladder import worker
-from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome
+from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.peers import Peer
 from tightfit.ladder.rows import OURS, Machine
 from tightfit.recipe import Recipe
@@ -30,11 +30,11 @@ TINY: dict[str, Any] = {
 
 def outcomes(tmp_path: Path, *jobs: Job) -> list[Outcome]:
     """The jobs' outcomes, through their files."""
-    asked, written = tmp_path / "jobs.json", tmp_path / "outcomes"
-    asked.write_bytes(JOBS.dump_json(list(jobs)))
+    asked, written = tmp_path / "jobs", tmp_path / "outcomes"
+    asked.write_text("\n".join(job.model_dump_json() for job in jobs))
     written.unlink(missing_ok=True)
     worker.main(asked, written, os.getpid())
-    return [OUTCOME.validate_json(line) for line in written.read_bytes().splitlines()]
+    return [Outcome.model_validate_json(line) for line in written.read_bytes().splitlines()]
 
 
 def measured(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tightfit.devices import parse_memory
 from tightfit.errors import RecipeError, Refused, UnknownRecipe, nearest, writing
-from tightfit.ladder.catalogue import find_ladder, ladder_of, ladders
+from tightfit.ladder.catalogue import ladder_of, ladders
 from tightfit.ladder.peers import PEERS, check_rows
 from tightfit.ladder.results import rung_results
 from tightfit.ladder.rows import OURS
@@ -114,9 +114,9 @@ def _ladder(name: str, fields: list[str]) -> tuple[Ladder, list[str]]:
             hint = (recipe_hint(name, ladders())
                     or f"the ladders: {', '.join(ladders())}; or a recipe: see tightfit recipes")
             raise UnknownRecipe(f"{name!r} is neither a ladder nor a recipe; {hint}") from None
-    ladder = find_ladder(name)
+    ladder = ladders()[name]
     if "backend=jax" in fields:
-        ladder = find_ladder(ladder.in_jax or name)
+        ladder = ladders()[ladder.in_jax or name]
         if not ladder.backend.runs_torch:
             fields = [field for field in fields if field != "backend=jax"]
     _check_free(fields, ladder)

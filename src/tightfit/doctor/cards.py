@@ -27,8 +27,11 @@ COMPUTE_MODES = {0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive"}
 
 INTERVAL = 0.1
 """Seconds between two looks of `watched`."""
-GRAPHICS_CLOCK, CORE_TEMPERATURE = 0, 0
-"""NVML_CLOCK_GRAPHICS and NVML_TEMPERATURE_GPU."""
+GRAPHICS_CLOCK, CORE_TEMPERATURE, SHUTDOWN, SLOWDOWN = 0, 0, 0, 1
+"""NVML_CLOCK_GRAPHICS, NVML_TEMPERATURE_GPU, and NVML_TEMPERATURE_THRESHOLD_ of those names."""
+UNCORRECTED, SINCE_LOADED, P2P_OK, AT_SWITCH, MAX_NVLINKS = 1, 0, 0, 2, 18
+"""NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, NVML_P2P_STATUS_OK, NVML_NVLINK_DEVICE_TYPE_SWITCH and
+NVML_NVLINK_MAX_LINKS."""
 
 Series = dict[str, list[float | None]]
 """By name with its unit; None where a look found nothing."""
@@ -77,17 +80,16 @@ def _gpu(nvml: Nvml, index: int, handle: Any) -> Gpu:
         power_limit_default=_watts(ask("PowerManagementDefaultLimit")),
         power_limit_max=_watts((ask("PowerManagementLimitConstraints") or (None, None))[1]),
         # The newer call comes first: the older one goes away with CUDA 14.
-        temperature=_first(ask("TemperatureV", 0), ask("Temperature", 0)),
-        temperature_slowdown=ask("TemperatureThreshold", nvml.constant("NVML_TEMPERATURE_THRESHOLD_SLOWDOWN", 1)),
-        temperature_shutdown=ask("TemperatureThreshold", nvml.constant("NVML_TEMPERATURE_THRESHOLD_SHUTDOWN", 0)),
+        temperature=_first(ask("TemperatureV", CORE_TEMPERATURE), ask("Temperature", CORE_TEMPERATURE)),
+        temperature_slowdown=ask("TemperatureThreshold", SLOWDOWN),
+        temperature_shutdown=ask("TemperatureThreshold", SHUTDOWN),
         throttling=None if reasons is None else tuple(name for bit, name in REASONS.items() if reasons & bit),
         pcie_generation=ask("CurrPcieLinkGeneration"), pcie_generation_max=ask("MaxPcieLinkGeneration"),
         pcie_width=ask("CurrPcieLinkWidth"), pcie_width_max=ask("MaxPcieLinkWidth"), pcie_width_card=_own_width(bus),
         mig=None if mig is None else bool(mig[0]),
         compute_mode=COMPUTE_MODES.get(ask("ComputeMode")),
         display=None if display is None else bool(display),
-        memory_errors=ask("TotalEccErrors", nvml.constant("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1),
-                          nvml.constant("NVML_VOLATILE_ECC", 0)),
+        memory_errors=ask("TotalEccErrors", UNCORRECTED, SINCE_LOADED),
         processes=_processes(nvml, handle),
     )  # fmt: skip
 
@@ -106,7 +108,7 @@ def _link(nvml: Nvml, first: int, one: Any, second: int, other: Any) -> Link:
     peer = nvml.ask("nvmlDeviceGetP2PStatus", one, other, 0)  # 0: reading
     return Link(first=first, second=second, nvlinks=_nvlinks(nvml, one, other),
                 path=PATHS.get(nvml.ask("nvmlDeviceGetTopologyCommonAncestor", one, other)),
-                peer=None if peer is None else peer == nvml.constant("NVML_P2P_STATUS_OK", 0))
+                peer=None if peer is None else peer == P2P_OK)
 
 
 def _bus(pci: Any) -> str | None:
@@ -125,11 +127,10 @@ def _nvlinks(nvml: Nvml, one: Any, other: Any) -> int:
 
 def _link_ends(nvml: Nvml, handle: Any) -> list[str]:
     """The other end of each active NVLink of a card: the other card's PCI address, or `switch`."""
-    switch = nvml.constant("NVML_NVLINK_DEVICE_TYPE_SWITCH", 2)
     ends = []
-    for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", 18)):
+    for link in range(MAX_NVLINKS):
         if nvml.ask("nvmlDeviceGetNvLinkState", handle, link):
-            at_switch = nvml.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == switch
+            at_switch = nvml.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == AT_SWITCH
             bus = _bus(nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
             ends.append("switch" if at_switch else bus or "")
     return ends

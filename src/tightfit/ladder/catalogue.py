@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from tightfit.errors import RecipeError, nearest
+from tightfit.errors import RecipeError
 from tightfit.ladder.rungs import PLAIN, Ladder, Rung, setting_alone, setting_name
 from tightfit.models import resolve_source
 from tightfit.recipe import CHOICES, Recipe
@@ -55,13 +55,6 @@ def guides() -> Guides:
 def ladders() -> Mapping[str, Ladder]:
     return {name: TypeAdapter(Ladder).validate_python(_whole(name, values))
             for name, values in _read("ladders.yaml").items()}
-
-
-def find_ladder(name: str) -> Ladder:
-    """The ladder of that name. Raises RecipeError for an unknown one, listing them."""
-    if name not in ladders():
-        raise RecipeError(f"{name!r} is no ladder that has a name; {nearest(name, ladders())}")
-    return ladders()[name]
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -10,12 +10,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-from pydantic import TypeAdapter
+from pydantic import BaseModel
 
 from tightfit.ladder.rows import OURS, Status
 from tightfit.ladder.rungs import DEVICES, Launch
@@ -30,8 +29,7 @@ LAST_WORDS = 400
 """Characters of a failed process's last words that are kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(BaseModel, frozen=True):
     """A job for a process: to say what this machine is, to measure a rung or to predict one.
 
     recipe, within: as `Recipe.to_dict` writes them; within: whose memory a growing rung keeps to.
@@ -50,17 +48,12 @@ class Job:
     gpu: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(BaseModel, frozen=True):
     """A job's outcome. reason: a sentence, where it is not done. values: fields of a row, or of the machine."""
 
     status: Status = "done"
     reason: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
-
-
-JOBS: TypeAdapter[list[Job]] = TypeAdapter(list[Job])
-OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
+    values: Mapping[str, Any] = {}
 
 
 def run_jobs(jobs: Sequence[Job], limit: float) -> Iterator[Outcome]:
@@ -70,8 +63,8 @@ def run_jobs(jobs: Sequence[Job], limit: float) -> Iterator[Outcome]:
     jobs: of one launch. limit: seconds for each, the process's start within the first.
     """
     with tempfile.TemporaryDirectory(prefix="tightfit-ladder-") as folder:
-        asked, written, said = (Path(folder) / name for name in ("jobs.json", "outcomes", "said"))
-        asked.write_bytes(JOBS.dump_json(list(jobs)))
+        asked, written, said = (Path(folder) / name for name in ("jobs", "outcomes", "said"))
+        asked.write_text("\n".join(job.model_dump_json() for job in jobs), "utf-8")
         written.touch()
         words, more = command(jobs[0].launch, [WORKER, str(asked), str(written), str(os.getpid())])
         with (
@@ -112,7 +105,7 @@ def _outcome(process: subprocess.Popen[bytes], written: Path, number: int, limit
         over = process.poll() is not None  # asked before reading: what it wrote before its end counts
         lines = written.read_bytes().split(b"\n")[:-1]
         if len(lines) > number:
-            return OUTCOME.validate_json(lines[number])
+            return Outcome.model_validate_json(lines[number])
         if over:
             return None
         if time.monotonic() >= deadline:

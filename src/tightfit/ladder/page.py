@@ -26,12 +26,10 @@ from tightfit.ladder.results import (
     front,
     heading,
     own,
-    quantiles,
     rung_results,
     spreads,
     times,
 )
-from tightfit.ladder.rows import OURS, Measured
 from tightfit.ladder.run import LadderRun
 from tightfit.ladder.table import cells, notes
 from tightfit.page import render
@@ -51,10 +49,8 @@ def page(run: LadderRun) -> str:
     results, ladder, charts = rung_results(run), run.ladder, draw(run)
     heads, rows = cells(results, ladder)
     ours, best = own(results), front(results, ladder)
-    peers = [(result.rung.name, title_of(result.runner), result.other_work, _steps(result.baseline),
-              _steps(result.measured), times(result.speed and 1 / result.speed) or "-",
-              times(result.memory and 1 / result.memory) or "-")
-             for result in results if result.runner != OURS]
+    ratios = [(f"{spread.ratio}, {title_of(spread.peer)}", spread.rungs, *map(times, spread.values))
+              for spread in spreads(results)]
     figures = [{"name": "rungs that ran", "text": f"{sum(result.ran for result in ours)} of {len(ours)}", "remark": ""}]
     if best and (fastest := best[-1].measured) is not None:
         least = (figures_of(best[0].measured, ladder).memory or 0) / MIB
@@ -62,17 +58,15 @@ def page(run: LadderRun) -> str:
                      "remark": best[-1].rung.name},
                     {"name": "least memory", "text": f"{least:,.0f} MiB", "remark": best[0].rung.name}]
     sections = {"ladder": "Ladder", **{chart.name: chart.title for chart in charts},
-                "features": "What each technique gives", **({"peers": "Ours against peers'"} if peers else {}),
+                "features": "What each technique gives", **({"peers": "Ours against peers'"} if ratios else {}),
                 "about": "About this ladder"}
     return render(
         __package__ or "", "page.html.jinja", title=ladder.title, run=run, heading=heading(run)[1:], heads=heads,
         rows=rows, charts=charts, figures=figures, sections=sections,
         contents=list(sections.items()),
         changes=[(result.rung.name, _yaml(result.rung.changes), result.rung.against or "") for result in ours],
-        guides=guides().guides, techniques=[_technique(effect) for effect in effects(results)], peers=peers,
-        quantiles=QUANTILES, ratios=[(f"{spread.ratio}, {spread.peer}", spread.rungs, *map(times, spread.values))
-                                     for spread in spreads(results)],
-        facts=_facts(run, results), notes=notes(results),
+        guides=guides().guides, techniques=[_technique(effect) for effect in effects(results)],
+        quantiles=QUANTILES, ratios=ratios, facts=_facts(run, results), notes=notes(results),
     )  # fmt: skip
 
 
@@ -94,14 +88,6 @@ def _technique(effect: Effect) -> tuple[str, ...]:
              f"{times(result.memory) or '-'}" for result in effect.shown]
     return (effect.feature, ", ".join(effect.words.speed), effect.speed, ", ".join(effect.words.memory), effect.memory,
             "; ".join(shown) or "no rung here", effect.words.also)
-
-
-def _steps(row: Measured | None) -> str:
-    """The median of a row's timed steps and, in brackets, their quartiles."""
-    if row is None or not row.seconds:
-        return "-"
-    _, low, middle, high, _ = quantiles(row.seconds)
-    return f"{middle:.4g} ({low:.4g} to {high:.4g})"
 
 
 def _yaml(changes: Any) -> str:

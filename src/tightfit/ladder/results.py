@@ -78,21 +78,15 @@ def rung_results(run: LadderRun) -> list[RungResult]:
     found, first = list[RungResult](), dict[str, str]()
     for rung in run.ladder.rungs:
         ours = run.measured(rung, OURS)
-        for runner in run.runners:
-            measured = run.measured(rung, runner)
-            if runner != OURS:
-                if measured is not None:
-                    found.append(RungResult(rung=rung, runner=runner, measured=measured, baseline=ours,
-                                            other_work=other_work(ours, measured)))
-                continue
-            against = None if rung.against is None else run.ladder.rung(rung.against)
-            found.append(RungResult(
-                rung=rung, runner=runner, measured=measured,
-                predicted=run.predicted(rung, run.machine.device, run.scale),
-                full=None if run.gpu is None else run.predicted(rung, run.gpu, "full"),
-                baseline=None if against is None else run.measured(against, OURS),
-                same_as=_same_as(first, rung, measured),
-            ))  # fmt: skip
+        found.append(RungResult(
+            rung=rung, runner=OURS, measured=ours, predicted=run.predicted(rung, run.machine.device, run.scale),
+            full=None if run.gpu is None else run.predicted(rung, run.gpu, "full"),
+            baseline=None if rung.against is None else run.measured(run.ladder.rung(rung.against), OURS),
+            same_as=_same_as(first, rung, ours),
+        ))  # fmt: skip
+        found += [RungResult(rung=rung, runner=runner, measured=theirs, baseline=ours,
+                             other_work=other_work(ours, theirs))
+                  for runner in run.runners if runner != OURS and (theirs := run.measured(rung, runner)) is not None]
     return found
 
 

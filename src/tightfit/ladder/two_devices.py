@@ -7,6 +7,7 @@ from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measure.parallel_timing import cards, time_distributed, time_in_one_process
 from tightfit.devices import Device
 from tightfit.errors import Refused
+from tightfit.ladder.peers import shares_rows
 from tightfit.ladder.rungs import DEVICES, Launch, launch_refusals
 from tightfit.recipe import Recipe
 from tightfit.techniques.loss import Plain
@@ -32,10 +33,10 @@ def run_parallel(launch: Launch, recipe: Recipe, device: Device, warm_up: int, s
         both = recipe.override(parallel="dp", micro_batch_size=min(DEVICES * micro, recipe.batch_size))
         if reasons := both.refusals(device):
             raise Refused("; ".join(reasons))
-        data = training_global_batches(both)
-        if data.global_batch(0).micro_batches[0].mask == "packed":
+        if shares_rows(recipe):
             raise Refused("data.packing: DataParallel cannot cut rows that documents share; write data.packing=false")
-        return time_in_one_process(both.override(parallel="none"), device, data, warm_up, steps)
+        one = both.override(parallel="none")
+        return time_in_one_process(one, device, training_global_batches(both), warm_up, steps)
     if found < DEVICES:
         device = PytorchBackend().device(recipe.override(device="cpu"))
     return time_distributed(recipe.override(parallel="ddp"), device, training_global_batches(recipe), warm_up, steps)

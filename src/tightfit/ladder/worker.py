@@ -1,4 +1,4 @@
-"""A ladder's jobs, in a process of their own: `python -m tightfit.ladder.worker JOBS.json OUTCOMES PARENT`.
+"""A ladder's jobs, in a process of their own: `python -m tightfit.ladder.worker JOBS OUTCOMES PARENT`.
 
 A fresh process has an empty allocator, no compiled code, and a card to itself; what happens to it happens to no other
 rung. PARENT is the id of the ladder's own process.
@@ -20,7 +20,7 @@ from tightfit.backends.base import Backend
 from tightfit.backends.measurements import Timings
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
-from tightfit.ladder.jobs import JOBS, OUTCOME, Job, Outcome
+from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OURS, Machine, Status
 from tightfit.ladder.rungs import card
@@ -47,15 +47,15 @@ GROWTH = (1.5, 2, 3, 4, 6, 8, 12, 16)
 def main(asked: Path, outcomes: Path, parent: int) -> None:
     """Do the jobs and write what came of each; errors that a person can act on are an outcome."""
     end_with(parent)
-    for job in JOBS.validate_json(asked.read_bytes()):
+    for job in map(Job.model_validate_json, asked.read_bytes().splitlines()):
         try:
             found = KINDS[job.kind](job)
         except TightfitError as error:
             found = Outcome(status=status_of(error), reason=str(error))
         failed = found.status != "done"
         if failed or os.environ.get("RANK", "0") == "0":  # of several processes the first writes, and any that failed
-            with outcomes.open("ab") as file:
-                file.write(OUTCOME.dump_json(found) + b"\n")
+            with outcomes.open("a", encoding="utf-8") as file:
+                file.write(found.model_dump_json() + "\n")
         if failed and "RANK" in os.environ:
             os._exit(1)  # torchrun then ends the other processes, which may wait for this one
 

@@ -41,15 +41,18 @@ PEERS = {
                   libraries=("accelerate", "bitsandbytes", "liger-kernel")),
 }  # fmt: skip
 
-PACKED = "data.packing: no peer keeps documents apart that share a row; write data.packing=false"
-
 
 def title_of(runner: str) -> str:
     """A runner's name in tables and messages."""
     return PEERS[runner].title if runner in PEERS else runner
 
 
+def shares_rows(recipe: Recipe) -> bool:
+    """Whether documents will share a row; no data is read for it."""
+    return recipe.data.packing and recipe.data.source != "dummy" and get_task(recipe.task).packs
+
+
 def check_rows(recipe: Recipe) -> None:
-    """Raise Refused where documents will share a row, which no peer can serve; no data is read for it."""
-    if recipe.data.packing and recipe.data.source != "dummy" and get_task(recipe.task).packs:
-        raise Refused(PACKED)
+    """Raise Refused where documents will share a row, which no peer can serve."""
+    if shares_rows(recipe):
+        raise Refused("data.packing: no peer keeps documents apart that share a row; write data.packing=false")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -33,7 +31,6 @@ from tightfit.ladder.peers.plain import (
     model_arguments,
     named_kernel,
     rounding_refused,
-    training_data,
 )
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
@@ -41,6 +38,7 @@ from tightfit.recipe.hf_arguments.conversion import plain_arguments
 from tightfit.techniques.compile import PerBlock
 from tightfit.techniques.optimizer import Adafactor, AdamWAnyPrecision, Lion
 from tightfit.techniques.precision import Fp16
+from tightfit.training.session import training_global_batches
 
 ALONE = {
     "lr_scheduler_type": "constant", "warmup_steps": 0, "eval_strategy": "no", "save_strategy": "no",
@@ -48,9 +46,6 @@ ALONE = {
     "train_sampling_strategy": "sequential",
 }  # fmt: skip
 """Steps and nothing else, over the samples in the order in which they are given."""
-
-REGIONAL = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
-"""The variable by which the Trainer compiles repeated blocks instead of the whole model."""
 
 Sample = tuple[int, int]
 """The number of a sample, and the epoch that shows it."""
@@ -61,19 +56,22 @@ def run(recipe: Recipe, device: Device, warm_up: int, steps: int, **more: Any) -
 
     Raises Refused for what no argument says, MissingLibrary, OutOfMemory.
     """
-    if importlib.util.find_spec("accelerate") is None:
-        raise MissingLibrary("accelerate", "the Hugging Face Trainer")
+    try:
+        from accelerate.utils import patch_environment, purge_accelerate_environment
+    except ImportError:
+        raise MissingLibrary("accelerate", "the Hugging Face Trainer") from None
     if isinstance(recipe.optimizer, Lion) and importlib.util.find_spec("bitsandbytes") is None:
         raise MissingLibrary("bitsandbytes", "the Hugging Face Trainer's Lion")
     if reasons := _unsaid(recipe, device):
         raise Refused("; ".join(reasons))
     meter = Meter(torch.device(device.kind), warm_up=warm_up, steps=steps, seed=recipe.seed)
     with (
-        memory_guard(lambda: "the Hugging Face Trainer"), named_kernel(recipe), _environment(recipe),
+        memory_guard(lambda: "the Hugging Face Trainer"), named_kernel(recipe),
+        patch_environment(accelerate_dynamo_use_regional_compilation=isinstance(recipe.compile, PerBlock)),
         tempfile.TemporaryDirectory(prefix="tightfit-trainer-") as folder,
     ):  # fmt: skip
         arguments = {**_arguments(recipe, device), **more, "max_steps": meter.total, "output_dir": folder}
-        _train(recipe, device, meter, arguments)
+        purge_accelerate_environment(_train)(recipe, device, meter, arguments)  # it leaves variables behind
     return meter.read()
 
 
@@ -121,7 +119,7 @@ def _arguments(recipe: Recipe, device: Device) -> dict[str, Any]:
 
 
 def _train(recipe: Recipe, device: Device, meter: Meter, arguments: dict[str, Any]) -> None:
-    data, build = training_data(recipe), bare(recipe, device)
+    data, build = training_global_batches(recipe), bare(recipe, device)
     steps = [data.chosen(step) for step in range(meter.total)]
     if any(len(samples) < recipe.batch_size for samples, _ in steps):
         raise Refused("batch_size: an epoch's last step has fewer samples, and the Trainer counts micro-batches; write "
@@ -202,16 +200,3 @@ def _adafactor(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, A
         return None
     options = {"lr": recipe.learning_rate, "scale_parameter": True, "relative_step": False}
     return transformers.optimization.Adafactor, options
-
-
-@contextmanager
-def _environment(recipe: Recipe) -> Iterator[None]:
-    """Hold the variable that compiles block by block, and in the end put back those that the Trainer sets itself."""
-    before = dict(os.environ)
-    os.environ[REGIONAL] = str(isinstance(recipe.compile, PerBlock)).lower()
-    try:
-        yield
-    finally:
-        for name in [name for name in os.environ if name.startswith("ACCELERATE_") and name not in before]:
-            del os.environ[name]
-        os.environ.update({name: value for name, value in before.items() if name.startswith("ACCELERATE_")})

@@ -29,10 +29,9 @@ from tightfit.backends.pytorch.techniques.loading import loading
 from tightfit.backends.pytorch.techniques.optimizer.apply import ADAFACTOR_EPS, IMPLEMENTATIONS, parameter_groups
 from tightfit.backends.pytorch.techniques.precision import fp32_products
 from tightfit.backends.pytorch.transformer import Transformer
-from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, Refused
-from tightfit.ladder.peers import PACKED
+from tightfit.ladder.peers import check_rows
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE
 from tightfit.techniques.attention import Attention, Sdpa
@@ -57,7 +56,7 @@ def run(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
 
 
 def _train(recipe: Recipe, device: Device, meter: Meter) -> Timings:
-    data, build = training_data(recipe), bare(recipe, device)
+    data, build = training_global_batches(recipe), bare(recipe, device)
     checkpoint_blocks(build)
     model = compile_model(build)
     optimizer = make_optimizer(recipe, build.model)
@@ -97,6 +96,7 @@ def bare(recipe: Recipe, device: Device) -> Build:
 
     Raises Refused for what no peer has.
     """
+    check_rows(recipe)
     reasons = recipe.refusals(device)
     if recipe.pad_vocab_to:
         reasons.append("pad_vocab_to: no peer cuts the added logits off again; write pad_vocab_to=null")
@@ -112,14 +112,6 @@ def bare(recipe: Recipe, device: Device) -> Build:
         raise Refused(f"checkpointing: {type(build.model).__name__} does not support it; write checkpointing=none")
     _attend(build.model, recipe.attention)
     return build
-
-
-def training_data(recipe: Recipe) -> GlobalBatchLoader:
-    """The recipe's samples in its order. Raises Refused where documents share a row."""
-    data = training_global_batches(recipe)
-    if data.global_batch(0).micro_batches[0].mask == "packed":
-        raise Refused(PACKED)
-    return data
 
 
 def model_arguments(batch: TensorBatch, weights: torch.dtype) -> dict[str, Tensor]:
