@@ -30,7 +30,7 @@ def driver(monkeypatch, tmp_path):
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
     monkeypatch.setattr(reading, "PCI", tmp_path / "pci")
-    monkeypatch.setattr(reading, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(reading, "MODULES", tmp_path / "module")
 
     def answers(**functions):
         for name, answer in functions.items():
@@ -183,8 +183,7 @@ def test_cards_are_found_without_a_driver(driver, monkeypatch, tmp_path):
         device.mkdir(parents=True)
         (device / "vendor").write_text(f"{vendor}\n")
         (device / "class").write_text(f"{kind}\n")
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/modules").write_text("nouveau 2400256 1 - Live 0x0\n")
+    (tmp_path / "module/nouveau").mkdir(parents=True)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     found, _, _ = reading.read_cards()
     assert found.pci_cards == ("0000:01:00.0", "0000:03:00.0")

@@ -37,7 +37,7 @@ Series = dict[str, list[float | None]]
 """By name with its unit; None where a look found nothing."""
 
 PCI = Path("/sys/bus/pci/devices")
-PROC = Path("/proc")
+MODULES = Path("/sys/module")
 NVIDIA = "0x10de"
 
 
@@ -138,11 +138,10 @@ def _link_ends(nvml: Nvml, handle: Any) -> list[str]:
 
 def _without_nvml() -> dict[str, Any]:
     """NVIDIA's cards as Linux itself knows them; nothing elsewhere."""
-    modules = read_text(PROC / "modules").splitlines()
     cards = [device.name for device in sorted(PCI.glob("*"))
              if read_text(device / "vendor").strip() == NVIDIA and read_text(device / "class").startswith("0x03")]
-    return {"module": read_text(Path("/sys/module/nvidia/version")).strip() or None, "pci_cards": tuple(cards),
-            "nouveau": any(line.startswith("nouveau ") for line in modules)}
+    return {"module": read_text(MODULES / "nvidia/version").strip() or None, "pci_cards": tuple(cards),
+            "nouveau": (MODULES / "nouveau").exists()}
 
 
 def _own_width(bus: str | None) -> int | None:

@@ -34,7 +34,7 @@ from tightfit.ladder.peers.plain import (
 )
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
-from tightfit.recipe.hf_arguments.conversion import plain_arguments
+from tightfit.recipe.hf_arguments.conversion import plain_arguments, uneven_batch
 from tightfit.techniques.compile import PerBlock
 from tightfit.techniques.optimizer import Adafactor, AdamWAnyPrecision, Lion
 from tightfit.techniques.precision import Fp16
@@ -91,20 +91,15 @@ def run_with_liger(recipe: Recipe, device: Device, warm_up: int, steps: int) -> 
 def _unsaid(recipe: Recipe, device: Device) -> list[str]:
     """Sentences on what no argument says."""
     assert recipe.precision != "auto"
-    micro, reasons = recipe.resolved_micro_batch, []
-    if recipe.batch_size % micro:
-        reasons.append(f"batch_size: {recipe.batch_size} is no multiple of micro_batch_size {micro}, and the Trainer "
-                       "accumulates whole micro-batches only; write another")
+    reasons = [uneven_batch(recipe), rounding_refused(recipe, "the Trainer's")]
     if isinstance(recipe.precision, Fp16) and device.kind == "cpu":
         reasons.append("precision: fp16 has no effect in the Trainer on a processor; write precision=bf16")
-    if reason := rounding_refused(recipe, "the Trainer's"):
-        reasons.append(reason)
     if isinstance(recipe.optimizer, AdamWAnyPrecision):
         reasons.append("optimizer: the Trainer takes it from torchdistx, which is no longer made; write adamw")
     elif "optim" not in _arguments(recipe, device):
         reasons.append("optimizer: the Trainer has no argument for it with these knobs; write optimizer=adamw, or the "
                        "default implementation and block_size")
-    return reasons
+    return list(filter(None, reasons))
 
 
 def _arguments(recipe: Recipe, device: Device) -> dict[str, Any]:

@@ -216,12 +216,12 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
                   "adamw-8bit or adamw-4bit")
 
 
-def rounding_refused(recipe: Recipe, whose: str) -> str | None:
-    """The reason why none of somebody's optimizers rounds 16-bit weights as the recipe says; None where one does."""
+def rounding_refused(recipe: Recipe, whose: str) -> str:
+    """The reason why none of somebody's optimizers rounds 16-bit weights as the recipe says; empty where one does."""
     assert recipe.precision != "auto"
     rounding = recipe.precision.weight_rounding
     able = ("nearest", "stochastic") if isinstance(recipe.optimizer, AdamW8bit | AdamW4bit) else ("nearest",)
     if rounding is None or rounding in able:
-        return None
+        return ""
     return (f"precision.rounding: {rounding!r} is in none of {whose} optimizers; write precision.rounding="
             f"{' or '.join(able)}")

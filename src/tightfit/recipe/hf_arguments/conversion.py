@@ -85,13 +85,8 @@ def training_arguments(recipe: Recipe) -> Arguments:
         named = ", ".join(f"{technique.slot}={technique.name}" for technique in unsaid)
         raise RecipeError(f"{named}: TrainingArguments cannot say it as the recipe does; write another, call "
                           "tightfit.Trainer, or keep your own loop with tightfit.apply(model, recipe)")
-    micro = recipe.resolved_micro_batch
-    if recipe.batch_size % micro:
-        fitting = f"batch_size={max(recipe.batch_size // micro, 1) * micro}"
-        raise RecipeError(
-            f"batch_size: {recipe.batch_size} is no multiple of micro_batch_size {micro}, and the Trainer accumulates "
-            f"whole micro-batches only; write {fitting}, or another micro_batch_size"
-        )
+    if uneven := uneven_batch(recipe):
+        raise RecipeError(uneven)
     saves, evaluates = recipe.save_steps, recipe.eval_steps
     together = (isinstance(saves, int | float) and isinstance(evaluates, int | float)
                 and (saves < 1) == (evaluates < 1) and round(saves / evaluates, 6) % 1 == 0)
@@ -107,6 +102,16 @@ def training_arguments(recipe: Recipe) -> Arguments:
             if _meaning(type(recipe), {**arguments, **written}) == meant:
                 arguments |= written
     return arguments
+
+
+def uneven_batch(recipe: Recipe) -> str:
+    """The reason why the Trainer cannot accumulate a recipe's global batch; empty where it can."""
+    micro = recipe.resolved_micro_batch
+    if not recipe.batch_size % micro:
+        return ""
+    return (f"batch_size: {recipe.batch_size} is no multiple of micro_batch_size {micro}, and the Trainer accumulates "
+            f"whole micro-batches only; write batch_size={max(recipe.batch_size // micro, 1) * micro}, or another "
+            "micro_batch_size")
 
 
 def _meaning(recipe_type: type[R], arguments: Arguments) -> R:
