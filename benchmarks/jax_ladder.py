@@ -43,9 +43,9 @@ def compiled(rung: Rung, overrides: Sequence[str] = ()) -> dict[str, Any]:
         "operations": sum(op.flops for op in trace.ops), "predicted_seconds": round(found.time.step_seconds, 3),
         "findings": [finding.sentence for finding in findings(profile)],
     }  # fmt: skip
-    if rung.published is not None and rung.published.memory_mib is not None:
-        error = found.memory.peak_allocated / MIB / rung.published.memory_mib - 1
-        figures |= {"published_mib": rung.published.memory_mib, "published_seconds": rung.published.seconds,
+    if rung.published.memory is not None:
+        error = found.memory.peak_allocated / rung.published.memory - 1
+        figures |= {"published_mib": rung.published.memory / MIB, "published_seconds": rung.published.seconds,
                     "memory_error": round(error, 4)}
     return figures
 

@@ -190,7 +190,7 @@ def _full_size() -> Iterator[str | records.Table]:
         yield f"Seconds of a step; memory {memory}. Predicted for `{ladder.gpu}`."
         yield ("rung", "publ. s", "pred. s", "difference", "publ. MiB", "pred. MiB", "difference", "why"), [
             _full_row(ladder, rung, rows[rung.name]) for rung in ladder.rungs
-            if rung.published is not None and rung.name in rows]
+            if any(rung.published) and rung.name in rows]
 
 
 def _full_rows(ladder: Ladder) -> dict[str, Predicted]:
@@ -215,8 +215,8 @@ def _full_row(ladder: Ladder, rung: Rung, row: Predicted) -> tuple[str, ...]:
 
 def _both(ladder: Ladder, rung: Rung, row: Predicted) -> dict[What, tuple[float | None, float | None]]:
     """Seconds of a step and bytes, as published and as predicted."""
-    published, predicted = ladder.published(rung), figures_of(row, ladder)
-    return {"time": (published.seconds, predicted.seconds), "memory": (published.memory, predicted.memory)}
+    predicted = figures_of(row, ladder)
+    return {"time": (rung.published.seconds, predicted.seconds), "memory": (rung.published.memory, predicted.memory)}
 
 
 def _why(ladder: Ladder, rung: Rung) -> Mapping[What, str]:

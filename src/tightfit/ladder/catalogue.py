@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
+from tightfit.devices import MIB
 from tightfit.errors import RecipeError
-from tightfit.ladder.rungs import PLAIN, Ladder, Rung, setting_alone, setting_name
+from tightfit.ladder.rungs import PLAIN, Figures, Ladder, Rung, setting_alone, setting_name
 from tightfit.models import resolve_source
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.recipe.yaml import technique_to_yaml
@@ -64,10 +65,16 @@ def _read(name: str) -> dict[str, Any]:
 
 def _whole(name: str, values: dict[str, Any]) -> dict[str, Any]:
     """A ladder's fields from its entry: the plain recipe below its base, and the rungs that `each` stands for."""
-    rungs = [{key: value for key, value in rung.items() if key != "planned"}
-             | ({"changes": AUTO | rung.get("changes", {})} if rung.get("planned") else {}) for rung in values["rungs"]]
+    steps = values.get("steps_published", 1)
+    rungs = [rung | ({"changes": AUTO | rung.get("changes", {})} if "planned" in rung else {})
+             | {"published": _published(steps, **rung.get("published", {}))} for rung in values["rungs"]]
     rungs += _each(**values["each"]) if "each" in values else []
     return {**values, "name": name, "base": PLAIN | values["base"], "rungs": rungs}
+
+
+def _published(steps: int, seconds: float | None = None, memory_mib: float | None = None) -> Figures:
+    """Published figures of a step. steps: that the seconds are of."""
+    return Figures(seconds and seconds / steps, memory_mib and memory_mib * MIB)
 
 
 def _each(slot: str, against: str, feature: str) -> Iterator[dict[str, Any]]:

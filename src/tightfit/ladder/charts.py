@@ -51,7 +51,7 @@ def draw(run: LadderRun) -> list[Chart]:
     results, ladder, gpu, device = rung_results(run), run.ladder, run.gpu, run.machine.device
     ours = own(results)
     numbers = {result.rung.name: number for number, result in enumerate(ours, start=1)}
-    published = {("published", ladder.published_on): [ladder.published(result.rung) for result in ours]}
+    published = {("published", ladder.published_on): [result.rung.published for result in ours]}
     here = {("measured", device): [figures_of(result.measured, ladder) for result in ours],
             ("predicted", device): [figures_of(result.predicted, ladder) for result in ours]}
     if run.scale == "full":

@@ -13,7 +13,7 @@ from tightfit.ladder.catalogue import Words, guides
 from tightfit.ladder.peers import title_of
 from tightfit.ladder.rows import OURS, Measured, Predicted, Row, input_fingerprint
 from tightfit.ladder.run import LadderRun
-from tightfit.ladder.rungs import Figures, Ladder, Rung, card_name
+from tightfit.ladder.rungs import UNKNOWN, Figures, Ladder, Rung, card_name
 
 TOLERANCES = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.05, "bf16-pure": 0.1}
 """Distance of two loops' losses, in nats, step by step, up to which they are the same work."""
@@ -173,7 +173,7 @@ def figures_of(row: Row | None, ladder: Ladder) -> Figures:
     """A row's seconds of a step, the median of those measured, and its bytes by the account of the published figures.
     """
     if row is None or row.status != "done":
-        return Figures(None, None)
+        return UNKNOWN
     return Figures(row.median_seconds or None,
                    (row.driver_bytes if ladder.published_memory == "driver" else row.peak_allocated) or None)
 

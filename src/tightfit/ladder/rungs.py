@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from tightfit.devices import MIB, find_device, listed_device, says_memory
+from tightfit.devices import find_device, listed_device, says_memory
 from tightfit.errors import RecipeError
 from tightfit.planning.targets import Target, gpu_target
 from tightfit.recipe import CHOSEN_SLOTS, Recipe
@@ -45,17 +45,11 @@ def launch_refusals(launch: Launch, gpus: int) -> list[str]:
 class Figures(NamedTuple):
     """Seconds of a step, and bytes; None where they are not known."""
 
-    seconds: float | None
-    memory: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """Figures that somebody else measured. memory_mib: by the account that the ladder names."""
-
     seconds: float | None = None
-    samples_per_second: float | None = None
-    memory_mib: float | None = None
+    memory: float | None = None
+
+
+UNKNOWN = Figures()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +57,7 @@ class Rung:
     """One recipe of a ladder.
 
     changes: the fields in which it differs from the ladder's base.
+    published: by somebody else; memory by the account that the ladder names.
     against: the rung that is the baseline of its factors; None for the ladder's first.
     feature: the technique that it shows, by the name of its row in guides.yaml.
     grows: whether its batch is raised to the largest that needs no more memory than `against` is predicted to.
@@ -71,7 +66,7 @@ class Rung:
 
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
-    published: Published | None = None
+    published: Figures = UNKNOWN
     against: str | None = None
     feature: str | None = None
     launch: Launch = "single"
@@ -86,8 +81,7 @@ class Ladder:
     base: the fields that all rungs share, at full size; shrunk: their replacements at the smaller scales.
     published_on: the card and the source of the published figures; gpu: that card, by the catalogue's name, or one like
     it where `card_named` says that they name none.
-    steps_published: optimizer steps that the published seconds are of. published_memory: whose account the published
-    memory is, the driver's of the process or the allocator's own.
+    published_memory: whose account the published memory is, the driver's of the process or the allocator's own.
     in_jax: the ladder that stands for this one under `backend=jax`. notes: sentences for the heading.
     """
 
@@ -99,7 +93,6 @@ class Ladder:
     published_on: str = ""
     gpu: str | None = None
     card_named: bool = True
-    steps_published: int = 1
     published_memory: Literal["driver", "allocator"] = "driver"
     in_jax: str = ""
     notes: tuple[str, ...] = ()
@@ -127,12 +120,6 @@ class Ladder:
         if scale != "full" and isinstance(precision, dict) and "tf32" in precision:
             values["precision"] = {**precision, "tf32": False}  # smaller scales are for processors, which have none
         return Recipe.from_dict(apply_overrides(values, overrides))
-
-    def published(self, rung: Rung) -> Figures:
-        """A rung's published figures; memory by the account of `published_memory`."""
-        found = rung.published or Published()
-        return Figures(None if found.seconds is None else found.seconds / self.steps_published,
-                       None if found.memory_mib is None else found.memory_mib * MIB)
 
 
 def setting_name(setting: Technique) -> str:

@@ -66,7 +66,7 @@ def cells(results: list[RungResult], ladder: Ladder) -> tuple[list[str], list[li
     """The table's headings and rows: a column stands where any result has something to say in it."""
     predicted = any(result.predicted is not None for result in results)
     full = any(result.full is not None for result in results)
-    published = any(result.rung.published is not None for result in results)
+    published = any(any(result.rung.published) for result in results)
     heads = ["rung", "s/step", "samples/s", "MiB", "speed", "memory"]
     heads += ["pred. s", "pred. MiB"] if predicted else []
     heads += ["full s", "full MiB"] if full else []
@@ -78,7 +78,7 @@ def cells(results: list[RungResult], ladder: Ladder) -> tuple[list[str], list[li
         row += _figures(figures_of(result.predicted, ladder), "-") if predicted else []
         row += _figures(figures_of(result.full, ladder), "-") if full else []
         if published:
-            row += _figures(ladder.published(result.rung), "") if result.runner == OURS else ["", ""]
+            row += _figures(result.rung.published, "") if result.runner == OURS else ["", ""]
         rows.append(row)
     return heads, rows
 
