@@ -79,7 +79,7 @@ class Link(Reading):
 class Driver(Reading):
     """The driver and its library.
 
-    nvml: `ok`, or why the driver could not be asked (`tightfit.system.Missing`); said: its message. module: version of
+    nvml: `ok`, or why the driver could not be asked (`tightfit.nvml.Missing`); said: its message. module: version of
     the kernel's module that is loaded. cuda: the newest CUDA version that it serves. nouveau: whether Linux's own
     driver holds the cards. pci_cards: PCI addresses of NVIDIA's graphics devices, found without any driver.
     """

@@ -12,7 +12,7 @@ from tightfit.devices import MIB
 from tightfit.ladder.results import RungResult, figures_of, heading, remarks, rung_results, times
 from tightfit.ladder.rows import OURS, Measured
 from tightfit.ladder.run import LadderRun
-from tightfit.ladder.rungs import Figures, Ladder
+from tightfit.ladder.rungs import UNKNOWN, Figures, Ladder
 
 MEASURED = 6
 """Columns up to what was measured, the rung's name included; behind them stands what was predicted and published."""
@@ -64,21 +64,20 @@ def table(heads: list[str], rows: list[list[str]], results: list[RungResult]) ->
 
 def cells(results: list[RungResult], ladder: Ladder) -> tuple[list[str], list[list[str]]]:
     """The table's headings and rows: a column stands where any result has something to say in it."""
-    predicted = any(result.predicted is not None for result in results)
-    full = any(result.full is not None for result in results)
-    published = any(any(result.rung.published) for result in results)
-    heads = ["rung", "s/step", "samples/s", "MiB", "speed", "memory"]
-    heads += ["pred. s", "pred. MiB"] if predicted else []
-    heads += ["full s", "full MiB"] if full else []
-    heads += ["publ. s", "publ. MiB"] if published else []
+    columns = {
+        "pred.": [figures_of(result.predicted, ladder) for result in results],
+        "full": [figures_of(result.full, ladder) for result in results],
+        "publ.": [result.rung.published if result.runner == OURS else UNKNOWN for result in results],
+    }
+    columns = {name: column for name, column in columns.items() if any(map(any, column))}
+    heads = ["rung", "s/step", "samples/s", "MiB", "speed", "memory",
+             *(f"{name} {unit}" for name in columns for unit in ("s", "MiB"))]
     rows = []
-    for result in results:
+    for at, result in enumerate(results):
         row = [result.name, *_measured(result.measured, ladder), times(result.speed) + "~" * result.is_noise,
                times(result.memory)]
-        row += _figures(figures_of(result.predicted, ladder), "-") if predicted else []
-        row += _figures(figures_of(result.full, ladder), "-") if full else []
-        if published:
-            row += _figures(result.rung.published, "") if result.runner == OURS else ["", ""]
+        for name, column in columns.items():
+            row += _figures(column[at], "" if name == "publ." else "-")
         rows.append(row)
     return heads, rows
 
