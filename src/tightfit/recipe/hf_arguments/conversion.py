@@ -55,7 +55,7 @@ def from_training_arguments(
     replaced = {name for field in fields for name in table.arguments_of(field)}
     # What other fields are read from too is read although it is replaced.
     shared = {*table.arguments_of("batch_size"), "max_steps", "use_cpu"}
-    consulted = _complete({**written, **{name: table.DEFAULTS[name] for name in replaced - shared}})
+    consulted = {**written, **{name: table.DEFAULTS[name] for name in replaced - shared}}
     # The Trainer's models make whole logits, and it evaluates on all that it is given.
     recipe = _recipe(recipe_type, consulted, {"loss": "plain", "eval_samples": None}, fields, unknown)
     data, changes = recipe.data, Arguments()
@@ -96,10 +96,10 @@ def training_arguments(recipe: Recipe) -> Arguments:
     arguments = plain_arguments(recipe)
     arguments |= {name: value for name, value in recipe.hugging_face.items() if name in table.CARRIED}
     spelled = {name: value for name, value in recipe.hugging_face.items() if name in table.SPELLED}
-    meant = _meaning(type(recipe), arguments)
+    meant = _recipe(type(recipe), arguments)
     for written in (spelled, *({name: value} for name, value in spelled.items())):
         with suppress(RecipeError):  # where it is no longer a spelling of what the recipe says
-            if _meaning(type(recipe), {**arguments, **written}) == meant:
+            if _recipe(type(recipe), {**arguments, **written}) == meant:
                 arguments |= written
     return arguments
 
@@ -114,17 +114,13 @@ def uneven_batch(recipe: Recipe) -> str:
             "micro_batch_size")
 
 
-def _meaning(recipe_type: type[R], arguments: Arguments) -> R:
-    return _recipe(recipe_type, _complete(arguments))
-
-
 def _recipe(
-    recipe_type: type[R], a: Arguments, below: Mapping[str, Any] = {}, above: Mapping[str, Any] = {},
+    recipe_type: type[R], given: Arguments, below: Mapping[str, Any] = {}, above: Mapping[str, Any] = {},
     reasons: Sequence[str] = (),
 ) -> R:  # fmt: skip
-    """The recipe of complete arguments. below, above: values that theirs replace, and that replace theirs. reasons:
+    """The recipe that arguments mean. below, above: values that theirs replace, and that replace theirs. reasons:
     what is against it already. Raises RecipeError with all reasons against it at once."""
-    values, unsaid = _recipe_values(a)
+    values, unsaid = _recipe_values(_complete(given))
     against = [*reasons, *unsaid]
     try:
         recipe = recipe_type.from_dict({**below, **values, **above})
