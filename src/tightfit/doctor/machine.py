@@ -62,7 +62,6 @@ def read_host() -> Host:
     """This machine, as this process may use it."""
     memory = host_memory()
     toolkit = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "bin/nvcc"
-    compiler = shutil.which("nvcc") or (str(toolkit) if toolkit.exists() else None)
     shared = Path("/dev/shm")
     return Host(
         system=f"{platform.system()} {platform.release()}",
@@ -73,8 +72,8 @@ def read_host() -> Host:
         memory_available=memory.available,
         shared_memory=shutil.disk_usage(shared).total if shared.exists() else None,
         container=_container(),
-        tools=tuple(name for name in TOOLS if shutil.which(name)),
-        nvcc=None if compiler is None else _nvcc(compiler),
+        tools=tuple(filter(shutil.which, TOOLS)),
+        nvcc=_nvcc(shutil.which("nvcc") or str(toolkit)),
     )
 
 

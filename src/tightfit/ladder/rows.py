@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter
 
 from tightfit.devices import Device, listed_device
 from tightfit.errors import ReportError
@@ -29,7 +29,6 @@ FINAL: tuple[Status, ...] = ("done", "out-of-memory", "refused")
 """Outcomes that are not tried again when a ladder goes on."""
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Machine(BaseModel, frozen=True):
@@ -105,7 +104,7 @@ class Measured(Row, frozen=True):
     commit: str | None = None
     memory: Count | None = None
     seconds: tuple[Seconds, ...] = ()
-    losses: tuple[Finite, ...] = ()
+    losses: tuple[FiniteFloat, ...] = ()
     tokens: Count = 0
     round: Count = 0
 
