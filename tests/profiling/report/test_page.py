@@ -16,7 +16,9 @@ from tests.page.pages import Read, chart_data, names_stay_names, readable_withou
 from tests.profiling.profiled import EVIL, STREAMED, empty, hostile, profile
 from tightfit.profiling import profile as profiles
 from tightfit.profiling.report.compare import recipe_changes
-from tightfit.profiling.report.page import View, report
+from tightfit.profiling.report.memory import curves
+from tightfit.profiling.report.page import report
+from tightfit.trace import Place
 from tightfit.trace.file import SAMPLED
 from tightfit.training.record import record_of
 from tightfit.training.summary import Summary
@@ -126,8 +128,8 @@ def test_the_device_memory_of_a_streamed_step_leaves_out_the_hosts():
     streamed = profile(**STREAMED)
     step = streamed.predicted.last_step()
     _, peak = streamed.predicted.peak(step.start, step.stop)
-    assert View(streamed).curves["predicted"].peak_bytes == peak
-    assert View(streamed).host_curves["predicted"].peak_bytes > 0
+    assert curves(streamed)["predicted"].peak_bytes == peak
+    assert curves(streamed, Place.HOST)["predicted"].peak_bytes > 0
 
 
 def test_a_step_that_copies_nothing_has_no_lanes(page):

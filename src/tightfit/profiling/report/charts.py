@@ -77,6 +77,11 @@ def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
     return styled(figure, 460)
 
 
+def phases_of(rows: Mapping[str, ByPhase]) -> list[Phase]:
+    """The phases that any of the rows has seconds in."""
+    return [phase for phase in PHASE_COLOURS if any(row[phase] for row in rows.values())]
+
+
 def lanes_chart(lanes: Mapping[str, Lanes]) -> Any:
     """A chart of a step's lanes at work, over its seconds: a row for each lane of each step, coloured by phase."""
     figure = go.Figure()
@@ -103,12 +108,11 @@ def phase_chart(rows: Mapping[str, ByPhase]) -> Any:
     figure = go.Figure()
     unit, each = text.time_unit(sum(row.values()) for row in rows.values())
     names = [label_of(name) for name in rows]
-    for phase, colour in PHASE_COLOURS.items():
-        values = [row.get(phase, 0.0) for row in rows.values()]
-        if any(values):
-            figure.add_bar(y=names, x=[value / each for value in values], orientation="h", name=phase.value,
-                           marker={"color": colour}, text=[text.seconds(value) for value in values],
-                           textposition="none", hovertemplate="%{y}: %{text}<extra>%{fullData.name}</extra>")
+    for phase in phases_of(rows):
+        values = [row[phase] for row in rows.values()]
+        figure.add_bar(y=names, x=[value / each for value in values], orientation="h", name=phase.value,
+                       marker={"color": PHASE_COLOURS[phase]}, text=[text.seconds(value) for value in values],
+                       textposition="none", hovertemplate="%{y}: %{text}<extra>%{fullData.name}</extra>")
     figure.update_layout(barmode="stack", xaxis={"title": f"time, {unit}"},
                          yaxis={"autorange": "reversed", "automargin": True})
     return styled(figure, 150 + 26 * len(rows))

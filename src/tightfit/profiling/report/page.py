@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from tightfit import text
 from tightfit.display.words import as_written, work
 from tightfit.page import render
-from tightfit.profiling.findings import Finding, findings
+from tightfit.profiling.findings import findings
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.report import charts
 from tightfit.profiling.report.compare import (
-    Pair,
     changed_values,
     compared,
     figures,
@@ -27,12 +24,12 @@ from tightfit.profiling.report.compare import (
     title,
     uncalibrated,
 )
-from tightfit.profiling.report.copies import Lanes, lanes_of, without_lanes
+from tightfit.profiling.report.copies import lanes_of, without_lanes
 from tightfit.profiling.report.memory import MemoryCurve, curves
-from tightfit.profiling.step import ByPhase, OpGroup, ProfiledStep, module_of, op_class, op_groups, seconds_by, steps_of
+from tightfit.profiling.step import ByPhase, ProfiledStep, module_of, op_class, op_groups, seconds_by, steps_of
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import to_yaml
-from tightfit.trace import CATEGORY_NAMES, WALL_PHASES, Phase, Place
+from tightfit.trace import CATEGORY_NAMES, WALL_PHASES, Place
 from tightfit.trace.file import sampling_notes
 from tightfit.training.record import Record
 
@@ -42,111 +39,59 @@ FINDINGS, MODULES, OPS, CHANGED_OPS, TENSORS, POINTS, LINES = 3, 20, 30, 20, 25,
 """Findings, modules, ops and tensors that are listed, points of the roofline, and logged lines."""
 
 
-@dataclass(frozen=True)
-class View:
-    """A profile's figures for the template."""
+def shown_step(steps: Mapping[str, ProfiledStep]) -> ProfiledStep | None:
+    """The measured step, or the predicted one where nothing was measured; None without traces."""
+    timed = [step for step in steps.values() if step.ops]
+    return next(iter([*timed, *steps.values()]), None)
 
-    profile: Profile
 
-    @cached_property
-    def steps(self) -> dict[str, ProfiledStep]:
-        return steps_of(self.profile)
+def _view(profile: Profile, steps: Mapping[str, ProfiledStep]) -> dict[str, Any]:
+    """Figures of a profile and of its steps, by the names that the template has for them."""
+    step, memory = shown_step(steps), curves(profile)
+    ops = step.ops if step else []
+    own = profile.predicted_seconds if profile.only_predicted else profile.phase_seconds
+    parts = [[part.begin for part in curve.parts] for curve in memory.values()]
+    in_host = [each.by_category(Place.HOST) for each in steps.values()]
+    known = {name: sorted(v for v in series if v is not None) for name, series in profile.readings.items()}
+    traces = [f"{name} trace: {note}" for name, each in steps.items() for note in each.trace.notes]
+    return {
+        "shown": step, "origins": list(steps), "findings": findings(profile),
+        "warnings": [f"{name}: {note}" for name, each in steps.items() for note in sampling_notes(each.trace)],
+        "wall": [(phase.value, own.get(phase, 0.0), profile.predicted_seconds.get(phase)) for phase in WALL_PHASES],
+        "curves": memory, "aligned": len(parts) == 2 and parts[0] == parts[1], "peaks": _peaks(profile, memory),
+        "largest": {name: _largest(steps[name]) for name in memory},
+        "lanes": lanes_of(profile), "host_curves": curves(profile, Place.HOST),
+        "host_memory": pairs(*in_host, "all") if len(in_host) == 2 else [],
+        "classes": seconds_by(ops, op_class), "modules": _longest(seconds_by(ops, module_of)),
+        "groups": op_groups(ops, profile.device, profile.recipe.tf32),
+        "readings": {name: values for name, values in known.items() if values},
+        "notes": list(dict.fromkeys([*profile.notes, *traces])),
+    }  # fmt: skip
 
-    @cached_property
-    def shown(self) -> ProfiledStep | None:
-        """The measured step, or the predicted one where nothing was measured; None without traces."""
-        timed = [step for step in self.steps.values() if step.ops]
-        return next(iter([*timed, *self.steps.values()]), None)
 
-    @cached_property
-    def curves(self) -> dict[str, MemoryCurve]:
-        return curves(self.profile)
+def _peaks(profile: Profile, memory: Mapping[str, MemoryCurve]) -> list[tuple[str, str, str]]:
+    """The step's peaks by whoever knows them, and the capacity."""
+    compiled = profile.measured is not None and profile.measured.laid_out
+    rows = [("compiler's plan" if compiled else "allocator's statistics", profile.peak_bytes, "")]
+    rows += [(f"{name} trace", curve.peak_bytes, f"at {text.seconds(curve.peak_seconds)}")
+             for name, curve in memory.items()]
+    rows.append(("capacity", profile.capacity_bytes, ""))
+    return [(name, text.size(count), where) for name, count, where in rows if count]
 
-    @cached_property
-    def host_curves(self) -> dict[str, MemoryCurve]:
-        """Curves of the host's memory that is offloaded to."""
-        return curves(self.profile, Place.HOST)
 
-    @cached_property
-    def lanes(self) -> dict[str, Lanes]:
-        return lanes_of(self.profile)
+def _largest(step: ProfiledStep) -> list[tuple[str, ...]]:
+    """The largest tensors alive at a step's peak."""
+    tick, _ = step.peak
+    return [(text.shape(a.shape), a.dtype, CATEGORY_NAMES[a.holds(tick)], a.module, a.op, text.size(a.bytes))
+            for a in step.trace.alive(tick)[:TENSORS]]
 
-    @property
-    def host_memory(self) -> list[Pair]:
-        """Bytes of the host's memory by category, measured and predicted; none where one of them is not there."""
-        found = [step.by_category(Place.HOST) for step in self.steps.values()]
-        return pairs(found[0], found[1], "all") if len(found) == 2 else []
 
-    @cached_property
-    def findings(self) -> list[Finding]:
-        return findings(self.profile)
-
-    @property
-    def warnings(self) -> list[str]:
-        """The share of the traces that sampling left out."""
-        return [f"{name}: {note}" for name, step in self.steps.items() for note in sampling_notes(step.trace)]
-
-    @property
-    def wall(self) -> list[tuple[str, float, float | None]]:
-        """Each phase with its seconds, and with the predicted ones."""
-        profile = self.profile
-        own = profile.predicted_seconds if profile.only_predicted else profile.phase_seconds
-        return [(phase.value, own.get(phase, 0.0), profile.predicted_seconds.get(phase)) for phase in WALL_PHASES]
-
-    @cached_property
-    def classes(self) -> dict[str, ByPhase]:
-        return seconds_by(self.shown.ops, op_class) if self.shown else {}
-
-    @cached_property
-    def modules(self) -> dict[str, ByPhase]:
-        """The longest modules, equal blocks together, and the rest as one."""
-        found = seconds_by(self.shown.ops, module_of) if self.shown else {}
-        shown, rest = list(found.items())[:MODULES], list(found.values())[MODULES:]
-        if rest:
-            shown.append((f"{len(rest)} more modules", {phase: sum(row[phase] for row in rest) for phase in rest[0]}))
-        return dict(shown)
-
-    @cached_property
-    def groups(self) -> list[OpGroup]:
-        return op_groups(self.shown.ops, self.profile.device, self.profile.recipe.tf32) if self.shown else []
-
-    def phases_of(self, rows: dict[str, ByPhase]) -> list[Phase]:
-        """The phases that any of the rows has seconds in."""
-        return [phase for phase in charts.PHASE_COLOURS if any(row[phase] for row in rows.values())]
-
-    @property
-    def aligned(self) -> bool:
-        """Whether both steps are drawn over the same parts."""
-        parts = [[part.begin for part in curve.parts] for curve in self.curves.values()]
-        return len(parts) == 2 and parts[0] == parts[1]
-
-    @property
-    def peaks(self) -> list[tuple[str, str, str]]:
-        """The step's peaks by whoever knows them, and the capacity."""
-        profile = self.profile
-        compiled = profile.measured is not None and profile.measured.laid_out
-        rows = [("compiler's plan" if compiled else "allocator's statistics", profile.peak_bytes, "")]
-        rows += [(f"{name} trace", curve.peak_bytes, f"at {text.seconds(curve.peak_seconds)}")
-                 for name, curve in self.curves.items()]
-        rows.append(("capacity", profile.capacity_bytes, ""))
-        return [(name, text.size(count), where) for name, count, where in rows if count]
-
-    def largest(self, name: str) -> list[tuple[str, ...]]:
-        """The largest tensors alive at a step's peak."""
-        tick, _ = self.steps[name].peak
-        return [(text.shape(a.shape), a.dtype, CATEGORY_NAMES[a.holds(tick)], a.module, a.op, text.size(a.bytes))
-                for a in self.steps[name].trace.alive(tick)[:TENSORS]]
-
-    @property
-    def readings(self) -> list[tuple[str, list[float]]]:
-        """Each series that the driver reported anything in, its values in order of size."""
-        known = {name: sorted(v for v in series if v is not None) for name, series in self.profile.readings.items()}
-        return [(name, values) for name, values in known.items() if values]
-
-    @property
-    def notes(self) -> list[str]:
-        traces = [f"{name} trace: {note}" for name, step in self.steps.items() for note in step.trace.notes]
-        return list(dict.fromkeys([*self.profile.notes, *traces]))
+def _longest(modules: Mapping[str, ByPhase]) -> dict[str, ByPhase]:
+    """The longest modules, and the rest as one."""
+    shown, rest = list(modules.items())[:MODULES], list(modules.values())[MODULES:]
+    if rest:
+        shown.append((f"{len(rest)} more modules", {phase: sum(row[phase] for row in rest) for phase in rest[0]}))
+    return dict(shown)
 
 
 def report(
@@ -155,15 +100,15 @@ def report(
 ) -> str:
     """The page. other: a second run, which this one is compared with. run: the whole run that the profile is of, where
     there is one. names: of the two runs, such as their folders."""
-    view = View(profile)
-    predicted = {}
-    if len(view.steps) == 2:
-        measured, guess = view.steps["measured"], view.steps["predicted"]
+    steps = steps_of(profile)
+    view, predicted = _view(profile, steps), {}
+    if len(steps) == 2:
+        measured, guess = steps["measured"], steps["predicted"]
         predicted = compared(measured, guess, ("all", "all"))
         predicted["wall"] = pairs(measured.by_phase(), guess.by_phase(), "step")
-    difference = None if other is None else _difference(view, View(other))
-    absent = {"difference": difference is None, "readings": not view.readings, "run": run is None,
-              "copies": not (view.lanes or view.host_curves)}
+    difference = None if other is None else _difference(profile, other)
+    absent = {"difference": difference is None, "readings": not view["readings"], "run": run is None,
+              "copies": not (view["lanes"] or view["host_curves"])}
     return _page(
         profile.recipe, [name for name in SECTIONS if not absent.get(name)], view=view, profile=profile,
         title=title(profile), figures=list(figures(profile)), uncalibrated=uncalibrated(profile), difference=difference,
@@ -206,13 +151,12 @@ def _page(recipe: Recipe, sections: Sequence[str], **values: Any) -> str:
                   contents=[(name, SECTIONS[name]) for name in sections], **values)
 
 
-def _difference(ours: View, theirs: View) -> dict[str, Any]:
+def _difference(ours: Profile, theirs: Profile) -> dict[str, Any]:
     """The tables of two runs."""
-    first, second = ours.shown, theirs.shown
+    first, second = (shown_step(steps_of(each)) for each in (ours, theirs))
     found: dict[str, Any] = {
-        "title": title(theirs.profile), "headlines": list(headlines(ours.profile, theirs.profile)),
-        "changes": recipe_changes(ours.profile, theirs.profile),
-        "wall": phase_pairs(ours.profile, theirs.profile), "memory": [], "classes": [],
+        "title": title(theirs), "headlines": list(headlines(ours, theirs)), "changes": recipe_changes(ours, theirs),
+        "wall": phase_pairs(ours, theirs), "memory": [], "classes": [],
         "origins": [step.name for step in (first, second) if step is not None],
     }
     if first is not None and second is not None:
