@@ -90,13 +90,9 @@ def memory_bar(held: Mapping[str, int], limit: int, scale: int, width: int) -> T
 
 def cells_of(held: Mapping[str, int], count: int) -> list[Part]:
     """The part that each of so many cells shows, to scale, but none of `held` left out: a part too small for a cell has
-    one of the largest's. Where there are more parts than cells, the smallest are shown as `rounding and other`; a
-    single cell is the largest's."""
-    if count < len(held):
-        named = sorted(held.keys() - {Category.OTHER}, key=lambda key: -held[key])[: max(count - 1, 1)]
-        rest = sum(held.values()) - sum(held[key] for key in named) if count > 1 else 0
-        held = {**{key: held[key] for key in named}, **({Category.OTHER: rest} if rest else {})}
-    held = {part.key: held[part.key] for part in PARTS if part.key in held}
+    one of the largest's. Where there are more parts than cells, the largest are shown."""
+    largest = sorted(held, key=lambda key: -held[key])[:count]
+    held = {part.key: held[part.key] for part in PARTS if part.key in largest}
     ends = [round(count * at / sum(held.values())) for at in accumulate(held.values())]
     cells = {key: stop - start for key, (start, stop) in zip(held, pairwise([0, *ends]), strict=True)}
     for key in [key for key, number in cells.items() if not number]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from html import escape
 from typing import NamedTuple, Self
 
@@ -105,14 +106,19 @@ def _blocks(plan: Plan, width: int, verbose: bool) -> list[RenderableType]:
 def _tables(plan: Plan, width: int) -> list[Table]:
     """One table where the width allows, else the choices and the costs apart."""
     choices, costs = columns(plan)
-    wanted = _width(_table(plan, [*choices, *costs], BAR[0]))
-    if wanted <= width:
-        return [_table(plan, [*choices, *costs], min(BAR[0] + width - wanted, BAR[1]))]
-    spare = width - _width(_table(plan, costs, BAR[0]))
+    bars = _Bars("memory at the peak", parts_of, plan.device.memory_bytes)
+    whole = partial(_table, plan, plan.candidates, [*choices, *costs], bars)
+    if _width(whole(BAR[0])) <= width:
+        return [_fitted(whole, width)]
     first = replace(choices[0], heading=choices[0].heading.replace("x ", "x\n"))
-    ways = (_table(plan, choices), _table(plan, [first, *map(_folded, choices[1:])]))
+    ways = (_table(plan, plan.candidates, each) for each in (choices, [first, *map(_folded, choices[1:])]))
     chosen = next((table for table in ways if _width(table) <= width), None) or _written_out(plan)
-    return [chosen, _table(plan, costs, min(max(BAR[0] + spare, 8), BAR[1]))]
+    return [chosen, _fitted(partial(_table, plan, plan.candidates, costs, bars), width)]
+
+
+def _fitted(table: Callable[[int], Table], width: int) -> Table:
+    """The table with bars as long as the width allows. table: makes it with bars of so many cells."""
+    return table(min(max(BAR[0] + width - _width(table(BAR[0])), 8), BAR[1]))
 
 
 def _folded(column: Column) -> Column:
@@ -130,13 +136,6 @@ def _written_out(plan: Plan) -> Table:
     return grid
 
 
-def _table(plan: Plan, chosen: Sequence[Column], bar: int | None = None) -> Table:
-    """The candidates in those columns. bar: cells of the device's memory bars; None for no bars."""
-    total = plan.device.memory_bytes
-    bars = None if bar is None else _Bars("memory at the peak", parts_of, total, bar)
-    return _table_of(plan, plan.candidates, chosen, bars)
-
-
 def _copies(plan: Plan, width: int) -> list[RenderableType]:
     """Host memory and copies of the candidates that offload; nothing where none does."""
     moving = [candidate for candidate in plan.candidates if candidate.estimate.memory.host_by_category]
@@ -146,37 +145,35 @@ def _copies(plan: Plan, width: int) -> list[RenderableType]:
     end = "its assumed end" if plan.device.host_assumed else "its end"
     called = "host memory at its peak" + (f"\n| {size(limit)}, {end}" if limit else "")
     most = max(candidate.estimate.memory.host for candidate in moving)
-    least = _table_of(plan, moving, copy_columns(), _Bars(called, host_parts_of, limit or most, BAR[0]))
-    spare = max(width - _width(least), 0)
-    bars = _Bars(called, host_parts_of, limit or most, min(BAR[0] + spare, BAR[1]))
-    return [Text(), _table_of(plan, moving, copy_columns(), bars)]
+    bars = _Bars(called, host_parts_of, limit or most)
+    return [Text(), _fitted(partial(_table, plan, moving, copy_columns(), bars), width)]
 
 
 class _Bars(NamedTuple):
-    """A column of bars: its heading, a candidate's bytes by part, where that memory ends, and the cells of a bar."""
+    """A column of bars: its heading, a candidate's bytes by part, and where that memory ends."""
 
     heading: str
     held: Callable[[Memory], Mapping[str, int]]
     limit: int
-    cells: int
 
 
-def _table_of(plan: Plan, shown: Sequence[Candidate], chosen: Sequence[Column], bars: _Bars | None) -> Table:
+def _table(
+    plan: Plan, shown: Sequence[Candidate], chosen: Sequence[Column], bars: _Bars | None = None, cells: int = 0
+) -> Table:
+    """Candidates in those columns and, where there are `bars`, one of so many cells for each."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("#", justify="right")
     for column in chosen:
         table.add_column(column.heading, justify="right" if column.right else "left")
-    held = []
     if bars is not None:
         table.add_column(bars.heading, no_wrap=True)
         held = [bars.held(candidate.estimate.memory) for candidate in shown]
+        scale = scale_of([sum(each.values()) for each in held], bars.limit)
     for number, candidate in enumerate(shown):
-        cells: list[RenderableType] = [rank(plan, candidate)]
-        cells += [Text(column.text(candidate)) for column in chosen]
+        row: list[RenderableType] = [rank(plan, candidate), *(Text(column.text(candidate)) for column in chosen)]
         if bars is not None:
-            scale = scale_of([sum(each.values()) for each in held], bars.limit)
-            cells.append(memory_bar(held[number], bars.limit, scale, bars.cells))
-        table.add_row(*cells, style="bold" if candidate == plan.chosen else None)
+            row.append(memory_bar(held[number], bars.limit, scale, cells))
+        table.add_row(*row, style="bold" if candidate == plan.chosen else None)
     return table
 
 
