@@ -18,7 +18,7 @@ from tightfit.backends.measurements import Measurement
 from tightfit.backends.measuring import measure
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device
-from tightfit.errors import OutOfMemory, RecipeError, TightfitError
+from tightfit.errors import OutOfMemory, RecipeError
 from tightfit.files import replacing
 from tightfit.planning.estimate import capacity
 from tightfit.planning.plan import Plan
@@ -86,7 +86,7 @@ def prediction(backend: Backend, recipe: Recipe, device: Device, module: Any = N
     target = own_target(device)
     try:
         return _predicted(backend.predict(recipe, target.device, module), recipe, target)
-    except TightfitError as error:
+    except Exception as error:  # what was measured stands without it, and a model of one's own may fail in any way
         return {"notes": (NOT_PREDICTED + _sentence(error),)}
 
 
@@ -173,10 +173,7 @@ class RunProfile:
         self._notes: tuple[str, ...] = ()
         self._tokens = 0
         listener.message(f"predicting a step, to compare step {at} with")
-        try:
-            self._predicted = prediction(backend, recipe, device, module)
-        except Exception as error:  # a model of one's own may fail in any way
-            self._predicted = {"notes": (NOT_PREDICTED + _sentence(error),)}
+        self._predicted = prediction(backend, recipe, device, module)
 
     def begin(self, step: Step, first_step: int, notes: tuple[str, ...] = ()) -> None:
         """The run's step is there, and the run goes on behind `first_step`. notes: of its build."""

@@ -40,8 +40,7 @@ def _resolved(values: Any) -> Recipe:
     return recipe
 
 
-Seconds = Annotated[float, Field(strict=True, ge=0, lt=1e18)]
-Tokens = Annotated[float, Field(strict=True, ge=0, lt=1e18)]
+Amount = Annotated[float, Field(strict=True, ge=0, lt=1e18)]
 Bytes = Annotated[int, Field(strict=True, ge=0, lt=10**18)]
 
 
@@ -67,17 +66,17 @@ class Profile:
 
     recipe: Annotated[Recipe, BeforeValidator(_resolved)]
     device: Device
-    step_seconds: Seconds
-    tokens: Tokens = 0.0
+    step_seconds: Amount
+    tokens: Amount = 0.0
     measured: Trace | None = None
     predicted: Trace | None = None
-    phase_seconds: Mapping[Phase, Seconds] = field(default_factory=dict)
-    predicted_seconds: Mapping[Phase, Seconds] = field(default_factory=dict)
+    phase_seconds: Mapping[Phase, Amount] = field(default_factory=dict)
+    predicted_seconds: Mapping[Phase, Amount] = field(default_factory=dict)
     peak_bytes: Bytes = 0
     predicted_peak_bytes: Bytes | None = None
     capacity_bytes: Bytes = 0
     calibrated: bool = False
-    overhead: Seconds = 1.0
+    overhead: Amount = 1.0
     lanes: Mapping[str, tuple[Stretch, ...]] = field(default_factory=dict)
     readings: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)

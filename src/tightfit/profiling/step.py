@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from tightfit.devices import Device
@@ -98,7 +98,7 @@ def step_of(trace: Trace) -> Span:
 
 @dataclass(kw_only=True)
 class OpGroup:
-    """Ops of one name, shape and number format, over a whole step. seconds: by phase. roof: seconds at the roofline."""
+    """Ops of one name, shape and number format, over a whole step. total: their seconds. roof: at the roofline."""
 
     name: str
     op_class: OpClass
@@ -107,12 +107,8 @@ class OpGroup:
     runs: int = 0
     flops: int = 0
     bytes: int = 0
-    seconds: ByPhase = field(default_factory=lambda: defaultdict(float))
+    total: float = 0.0
     roof: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return sum(self.seconds.values())
 
     @property
     def achieved(self) -> float | None:
@@ -139,12 +135,8 @@ def seconds_by(ops: Ops, key: Callable[[Op], str]) -> dict[str, ByPhase]:
     """Seconds by what `key` says of an op, and by phase; the longest first."""
     found: dict[str, ByPhase] = defaultdict(lambda: dict.fromkeys(TIMED_PHASES, 0.0))
     for op, times in ops:
-        found[key(op)][phase_of(op)] += times * (op.seconds or 0.0)
+        found[key(op)][op.phase if op.phase in TIMED_PHASES else Phase.FORWARD] += times * (op.seconds or 0.0)
     return dict(sorted(found.items(), key=lambda item: -sum(item[1].values())))
-
-
-def phase_of(op: Op) -> Phase:
-    return op.phase if op.phase in TIMED_PHASES else Phase.FORWARD
 
 
 def op_class(op: Op) -> str:
@@ -171,7 +163,7 @@ def op_groups(ops: Ops, device: Device, tf32: bool) -> list[OpGroup]:
         group.runs += times
         group.flops += times * op.flops
         group.bytes += times * (op.bytes_read + op.bytes_written)
-        group.seconds[phase_of(op)] += times * (op.seconds or 0.0)
+        group.total += times * (op.seconds or 0.0)
         group.roof += times * roof_seconds(op, device, tf32)
     return sorted(found.values(), key=lambda group: -group.total)
 

@@ -24,6 +24,9 @@ BUCKETS = 900
 MANY = 256
 """Parts of a step that are drawn one by one; of more, those that repeat are drawn once."""
 
+FOREVER = (1 << 63) - 1
+"""A tick that no trace has."""
+
 
 @dataclass(frozen=True)
 class CurvePart:
@@ -100,8 +103,7 @@ def curve(trace: Trace, parts: Sequence[CurvePart], place: Place = Place.DEVICE)
         share = np.clip((ticks[chosen] - part.start) / max(part.stop - part.start, 1), 0.0, 1.0)
         places.append(chosen)
         seconds.append(part.begin + share * (part.end - part.begin))
-    at = np.concatenate(places) if places else np.zeros(0, np.int64)
-    x = np.concatenate(seconds) if seconds else np.zeros(0)
+    at, x = np.concatenate(places), np.concatenate(seconds)
     if not at.size:
         return MemoryCurve(seconds=x, held={}, peak_bytes=0, peak_seconds=0.0, parts=())
     total = held[at].sum(axis=1)
@@ -132,16 +134,13 @@ def by_category(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarr
     column = {category: i for i, category in enumerate(Category)}
     changes = []
     for a in allocations:
-        turns = max(a.born, a.category_since) if a.died is None else min(max(a.born, a.category_since), a.died)
-        for category, start, stop in ((Category.TEMPORARY, a.born, turns), (a.category, turns, a.died)):
-            if stop is None or start < stop:
-                changes.append((start, column[category], a.bytes))
-                if stop is not None:
-                    changes.append((stop, column[category], -a.bytes))
-    if not changes:
-        return np.zeros(0, np.int64), np.zeros((0, len(Category)), np.int64)
-    table = np.array(changes, dtype=np.int64)
+        died = FOREVER if a.died is None else a.died
+        turns = min(max(a.born, a.category_since), died)
+        for category, start, stop in ((Category.TEMPORARY, a.born, turns), (a.category, turns, died)):
+            changes += [(start, column[category], a.bytes), (stop, column[category], -a.bytes)]
+    table = np.array(changes, dtype=np.int64).reshape(-1, 3)
     ticks, rows = np.unique(table[:, 0], return_inverse=True)
     moved = np.zeros((len(ticks), len(Category)), np.int64)
     np.add.at(moved, (rows, table[:, 1]), table[:, 2])
-    return ticks, np.cumsum(moved, axis=0)
+    ends = int(np.searchsorted(ticks, FOREVER))
+    return ticks[:ends], np.cumsum(moved, axis=0)[:ends]
