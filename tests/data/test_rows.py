@@ -13,7 +13,8 @@ from transformers.models.mbart.modeling_mbart import shift_tokens_right
 
 from tests.data.helpers import FACTS, recipe
 from tightfit.data import GlobalBatchLoader, prepare
-from tightfit.data.rows import samples_from_rows
+from tightfit.data.rows import RowExamples
+from tightfit.data.samples import padded
 from tightfit.errors import DataError
 from tightfit.model_facts import ModelFacts, facts_of
 from tightfit.recipe import Recipe
@@ -25,7 +26,8 @@ ROWS = [{"input_ids": [5, 6, 7 + i]} for i in range(10)]
 def batch_of(
     rows: Any, tmp_path: Path, task: str = "causal-lm", facts: ModelFacts = FACTS, **changes: Any
 ) -> MicroBatch:
-    samples = samples_from_rows(rows, recipe(tmp_path, task=task, **changes), facts)
+    settings = recipe(tmp_path, task=task, **changes)
+    samples = padded(RowExamples.of(rows, settings, facts), settings, facts)
     return samples.batch(np.arange(len(samples)), 0)[0]
 
 

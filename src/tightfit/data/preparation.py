@@ -82,16 +82,16 @@ def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
 
 
 def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows, eval_dataset: Rows | None) -> Prepared:
-    from tightfit.data.rows import cut_note, samples_from_rows  # for these alone
+    from tightfit.data.rows import RowExamples  # for these alone
 
-    given = {"dataset": dataset, **({} if eval_dataset is None else {"eval_dataset": eval_dataset})}
-    samples = {name: samples_from_rows(rows, recipe, facts, name) for name, rows in given.items()}
-    own = samples.get("eval_dataset")
-    if own is None and (recipe.data.eval_source or recipe.data.eval_split):
+    given = [RowExamples.of(dataset, recipe, facts)]
+    given += [] if eval_dataset is None else [RowExamples.of(eval_dataset, recipe, facts, "eval_dataset")]
+    notes = [note for examples in given if (note := examples.cut_note())]
+    samples, *own = (padded(examples, recipe, facts) for examples in given)
+    if not own and (recipe.data.eval_source or recipe.data.eval_split):
         raise DataError("data.eval_source: the training examples are rows of the caller's own; give those to evaluate "
                         "on as eval_dataset")
-    train, evaluation = _divide(samples["dataset"], recipe.data.eval_fraction, own)
-    notes = [note for name, rows in given.items() for note in cut_note(rows, recipe, facts, name)]
+    train, evaluation = _divide(samples, recipe.data.eval_fraction, *own)
     if evaluation is not None and recipe.eval_samples is not None and len(evaluation) > recipe.eval_samples:
         notes.append(f"eval_samples: {recipe.eval_samples} of the {len(evaluation):,} rows to evaluate on are read; "
                      "write eval_samples=null for all")

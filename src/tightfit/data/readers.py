@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tightfit.errors import DataError, cut, one_line, shown
 
@@ -117,18 +117,11 @@ def read_json(path: Path, wanted: Wanted) -> Iterator[Row]:
     with path.open("rb") as file:
         is_array = file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
         file.seek(0)
+        unit, rows = "line", ((n, _parsed(line, f"{path} line {n}")) for n, line in enumerate(file, 1) if line.strip())
         if is_array:
-            yield from _of_array(file, path, wanted)
-            return
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                origin = f"{path} line {number}"
-                yield _object(_parsed(line, origin), wanted, origin, "line")
-
-
-def _of_array(file: BinaryIO, path: Path, wanted: Wanted) -> Iterator[Row]:
-    for number, row in enumerate(_parsed(file.read(), f"{path}, which begins as an array,"), 1):
-        yield _object(row, wanted, f"{path} row {number}", "row")
+            unit, rows = "row", enumerate(_parsed(file.read(), f"{path}, which begins as an array,"), 1)
+        for number, row in rows:
+            yield _object(row, wanted, f"{path} {unit} {number}", unit)
 
 
 def _parsed(raw: bytes, origin: str) -> Any:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from tightfit.data.samples import PADDED_WITH_ZERO, Example, Padded, next_tokens, padded, shifted_right
+from tightfit.data.samples import PADDED_WITH_ZERO, Example, next_tokens, shifted_right
 from tightfit.errors import DataError, cut, one_line
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
@@ -36,53 +36,25 @@ class Rows(Protocol):
         """The row `index`."""
 
 
-def samples_from_rows(rows: Rows, recipe: Recipe, facts: ModelFacts, name: str = "dataset") -> Padded:
-    """The rows as samples, one a row of the micro-batch.
+@dataclass(frozen=True, kw_only=True)
+class RowExamples:
+    """Rows as examples of a task. name: the argument that they are given as.
 
     Rows hold `input_ids` (or `pixel_values`), and may hold `attention_mask` (positions that it hides are dropped),
     `token_type_ids` and `labels`: a class, or one label for each token in the Hugging Face convention (not shifted,
-    -100 where nothing counts). A causal-lm without labels predicts its own tokens. name: the argument that they are
-    given as. Raises DataError for a row that lacks what the task needs.
+    -100 where nothing counts). A causal-lm without labels predicts its own tokens.
     """
-    examples = RowExamples.of(rows, recipe, facts, name)
-    examples.example(0, 0)
-    return padded(examples, recipe, facts)
-
-
-def most_tokens(rows: Rows, recipe: Recipe, facts: ModelFacts, name: str = "dataset") -> int:
-    """The tokens of the longest row, or of the longest target. Raises DataError as `samples_from_rows`."""
-    examples = RowExamples.of(rows, recipe, facts, name)
-    return max(examples.tokens(index) for index in range(len(examples)))
-
-
-def cut_note(rows: Rows, recipe: Recipe, facts: ModelFacts, name: str = "dataset") -> Iterator[str]:
-    """A sentence that says how many rows are cut to the recipe's `seq_len`, where some are."""
-    examples = RowExamples.of(rows, recipe, facts, name)
-    if examples.task.reads == "images":
-        return
-    looked_at = min(len(examples), COUNTED)
-    tokens = np.array([examples.tokens(index * len(examples) // looked_at) for index in range(looked_at)])
-    cut_rows = int((tokens > recipe.seq_len + (examples.task.predicts == "next")).sum())  # the last token is a label
-    if cut_rows:
-        longest = int(min(tokens.max(), facts.max_positions or tokens.max()))
-        advice = f"; write seq_len={longest} for more of them" if longest > recipe.seq_len else ""
-        yield (f"{name}: {cut_rows:,} of {looked_at:,} rows{' looked at' * (looked_at < len(examples))} are longer "
-               f"than seq_len={recipe.seq_len} and cut there{advice}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowExamples:
-    """Rows as examples of a task. name: the argument that they are given as."""
 
     rows: Rows
     task: Task
     seq_len: int
     facts: ModelFacts
-    name: str = "dataset"
+    name: str
 
     @classmethod
-    def of(cls, rows: Rows, recipe: Recipe, facts: ModelFacts, name: str) -> RowExamples:
-        """The rows as examples of the recipe's task. Raises DataError for what has no rows by number."""
+    def of(cls, rows: Rows, recipe: Recipe, facts: ModelFacts, name: str = "dataset") -> RowExamples:
+        """The rows as examples of the recipe's task. Raises DataError for what has no rows by number, or whose first
+        does not serve."""
         kind = type(rows).__name__
         if not isinstance(rows, Sized):
             raise DataError(f"{name}: {kind} has no length, as streamed data has none, and an epoch of it no number "
@@ -94,7 +66,27 @@ class RowExamples:
                             "a DataLoader's own .dataset: they are batched and padded here")
         if not len(rows):
             raise DataError(f"{name}: it has no rows; give one at least")
-        return cls(rows=rows, task=get_task(recipe.task), seq_len=recipe.seq_len, facts=facts, name=name)
+        found = cls(rows=rows, task=get_task(recipe.task), seq_len=recipe.seq_len, facts=facts, name=name)
+        found.example(0, 0)
+        return found
+
+    def longest(self) -> int:
+        """The tokens of the longest row, or of the longest target."""
+        return max(self.tokens(index) for index in range(len(self)))
+
+    def cut_note(self) -> str | None:
+        """A sentence that says how many rows are cut to `seq_len`; None where none is."""
+        if self.task.reads == "images":
+            return None
+        looked_at = min(len(self), COUNTED)
+        tokens = np.array([self.tokens(index * len(self) // looked_at) for index in range(looked_at)])
+        cut_rows = int((tokens > self.seq_len + (self.task.predicts == "next")).sum())  # the last token is a label
+        if not cut_rows:
+            return None
+        longest = int(min(tokens.max(), self.facts.max_positions or tokens.max()))
+        advice = f"; write seq_len={longest} for more of them" if longest > self.seq_len else ""
+        return (f"{self.name}: {cut_rows:,} of {looked_at:,} rows{' looked at' * (looked_at < len(self))} are longer "
+                f"than seq_len={self.seq_len} and cut there{advice}")
 
     def __len__(self) -> int:
         return len(self.rows)

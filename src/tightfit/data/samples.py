@@ -150,22 +150,20 @@ class Documents:
         return self.part.streams[TEXT].documents
 
     def example(self, index: int, epoch: int) -> Example:
-        stream, length = self.part.streams[TEXT], self.seq_len
+        streams, length = self.part.streams, self.seq_len
+        if self.masking is None and self.part.classes is None and TARGET not in streams:
+            ids = labelled = streams[TEXT].document(index, length + 1)
+            if LEARNED in streams:
+                labelled = np.where(streams[LEARNED].document(index, length + 1), ids, IGNORE)
+            return Example({"input_ids": ids[:length]}, next_tokens(labelled, length).labels)
+        ids = truncated(streams[TEXT].document(index), length, self.special_ids)
         if self.masking is not None:
-            whole = truncated(stream.document(index), length, self.special_ids)
-            shown, labels = self.masking.apply(whole, epoch, index)
+            shown, labels = self.masking.apply(ids, epoch, index)
             return Example({"input_ids": shown}, labels)
         if self.part.classes is not None:
-            ids = truncated(stream.document(index), length, self.special_ids)
             return Example({"input_ids": ids}, self.part.classes[index])
-        if TARGET in self.part.streams:
-            decoder = shifted_right(self.part.streams[TARGET].document(index), length, self.facts)
-            ids = truncated(stream.document(index), length, self.special_ids)
-            return Example({"input_ids": ids, **decoder.inputs}, decoder.labels)
-        ids = labelled = stream.document(index, length + 1)
-        if LEARNED in self.part.streams:
-            labelled = np.where(self.part.streams[LEARNED].document(index, length + 1), ids, IGNORE)
-        return Example({"input_ids": ids[:length]}, next_tokens(labelled, length).labels)
+        decoder = shifted_right(streams[TARGET].document(index), length, self.facts)
+        return Example({"input_ids": ids, **decoder.inputs}, decoder.labels)
 
 
 @dataclass(frozen=True)

@@ -138,10 +138,10 @@ def recipe_for_machine(
     if (not given or not hasattr(recipe, "per_device_train_batch_size") or get_task(found.task).reads == "images"
             or any(word.partition("=")[0].strip() == "seq_len" for word in words)):
         return found
-    from tightfit.data.rows import most_tokens  # for these alone
+    from tightfit.data.rows import RowExamples  # for these alone
 
     facts = model_facts(found) if model is None or isinstance(model, str) else module_facts(model, found)
-    longest = max(most_tokens(each, found, facts, name) for name, each in given.items())
+    longest = max(RowExamples.of(each, found, facts, name).longest() for name, each in given.items())
     return found.override(seq_len=min(longest, facts.max_positions or longest))
 
 
