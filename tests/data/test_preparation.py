@@ -181,7 +181,7 @@ def test_seq2seq(tmp_path: Path) -> None:
     prepared = prepare(recipe(tmp_path, task="seq2seq", data=str(write_jsonl(tmp_path / "t.jsonl", rows))), facts)
     batch = everything(prepared)
     assert prepared.tokenizer is not None
-    assert prepared.tokenizer.pad_id == 1
+    assert prepared.tokenizer.backend.token_to_id("<pad>") == 1
     assert batch.mask == "padded"
     decoder = batch.inputs["decoder_input_ids"]
     assert decoder.shape == batch.labels.shape

@@ -86,14 +86,14 @@ def test_special_tokens_stand_where_the_model_knows_padding(task: str, pad_id: i
 
 def test_a_masked_lm_gets_its_tokens(tmp_path: Path) -> None:
     tokenizer = trained(recipe(tmp_path, task="masked-lm"))
-    assert (tokenizer.pad_id, tokenizer.end_id, tokenizer.mask_id, tokenizer.special_ids) == (0, 1, 2, (0, 1, 2))
+    assert (tokenizer.end_id, tokenizer.mask_id, tokenizer.special_ids) == (1, 2, (0, 1, 2))
 
 
 def test_transformers_reads_what_was_saved(tmp_path: Path) -> None:
     ours = trained(recipe(tmp_path, task="masked-lm"))
     ours.save(tmp_path / "model")
     theirs = load_tokenizer(str(tmp_path / "model"), trust_remote_code=False)
-    assert (theirs.end_id, theirs.pad_id, theirs.mask_id) == (ours.end_id, ours.pad_id, ours.mask_id)
+    assert (theirs.end_id, theirs.backend.pad_token_id, theirs.mask_id) == (ours.end_id, 0, ours.mask_id)
     assert (theirs.vocab_size, theirs.special_ids) == (ours.vocab_size, ours.special_ids)
     for one, other in zip(ours.encode_batch(TEXTS), theirs.encode_batch(TEXTS), strict=True):
         assert np.array_equal(one, other)
@@ -124,7 +124,7 @@ def test_special_tokens_around_a_document_are_kept(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(tmp_path), trust_remote_code=False)
     assert [ids.tolist() for ids in tokenizer.encode_batch(["the dog", "dog"])] == [[2, 5, 6, 3], [2, 6, 3]]
     assert tokenizer.encode_batch(["the dog"], ended=False)[0].tolist() == [2, 5, 6, 3]
-    assert (tokenizer.end_id, tokenizer.pad_id, tokenizer.mask_id) == (3, 0, 4)
+    assert (tokenizer.end_id, tokenizer.mask_id) == (3, 4)
     assert set(tokenizer.special_ids) == {0, 1, 2, 3, 4}
     assert tokenizer.encode_prompt("the dog") == [2, 5, 6]
     assert tokenizer.decode([2, 5, 6, 3]) == "the dog"

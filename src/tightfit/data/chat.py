@@ -96,13 +96,7 @@ class _Template:
     def learned(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """A conversation's text, and the spans of the assistant's turns in it. Raises DataError where they cannot be
         found, or the template leaves out tools or tool calls."""
-        try:
-            text, spans = self._written(conversation)
-        except DataError:
-            if conversation == (textual := arguments_as_text(conversation)):
-                raise
-            conversation = textual
-            text, spans = self._written(conversation)
+        text, spans = self._written(conversation)
         messages, origin = conversation.messages, conversation.origin
         if conversation.tools and self._leaves_alike(replace(conversation, tools=None), text):
             raise DataError(f"data: {origin} has {TOOLS}, which the chat template does not write; write "
@@ -179,6 +173,8 @@ class _Template:
                 return_assistant_tokens_mask=self._marked, add_generation_prompt=prompt, **self._special_tokens,
             )  # fmt: skip
         except Exception as error:  # of Jinja, and of the template's own
+            if conversation != (textual := arguments_as_text(conversation)):
+                return self._written(textual, prompt=prompt)
             raise DataError(f"data.messages: the chat template refuses {conversation.origin}: {one_line(error)}; "
                             "change that row, or write data.chat_template=<another>") from None
         return text, spans[0] if self._marked else []

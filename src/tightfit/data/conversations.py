@@ -4,9 +4,10 @@ assistant may call."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tightfit.data.readers import MESSAGES, TOOLS, Row
@@ -51,15 +52,9 @@ def read_conversation(row: Row, origin: str) -> Conversation:
 
 def arguments_as_text(conversation: Conversation) -> Conversation:
     """The conversation with the arguments of calls as JSON text, as few templates want them."""
-    def textual(call: dict[str, Any]) -> dict[str, Any]:
-        function = call.get("function")
-        if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
-            return call
-        text = json.dumps(function["arguments"], ensure_ascii=False)
-        return {**call, "function": {**function, "arguments": text}}
-
+    as_text = partial(_with_arguments, of=Mapping, as_=partial(json.dumps, ensure_ascii=False))
     return replace(conversation, messages=[
-        {**message, "tool_calls": [textual(call) for call in message["tool_calls"]]} if "tool_calls" in message
+        {**message, "tool_calls": [as_text(call) for call in message["tool_calls"]]} if "tool_calls" in message
         else message for message in conversation.messages])  # fmt: skip
 
 
@@ -114,7 +109,7 @@ def _message(value: Any, origin: str, usual: str) -> Message:
         if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
             raise DataError(f"data.messages: tool_calls of {origin} are {shown(calls)}, and no list of mappings; write "
                             '[{"type": "function", "function": {"name": "...", "arguments": {}}}]')
-        message["tool_calls"] = [_call(call) for call in calls]
+        message["tool_calls"] = [_with_arguments(call, of=str, as_=_as_mapping) for call in calls]
         message.setdefault("content", None)  # beside which most say nothing
     if not isinstance(message.get("content"), str) and (not calls or message["content"] is not None):
         raise DataError(f"data.messages: the content of {origin} is {shown(message.get('content'))}, not text; {usual}")
@@ -122,13 +117,18 @@ def _message(value: Any, origin: str, usual: str) -> Message:
     return message
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call of a function, with its arguments as a mapping: templates write JSON text of them as a text."""
+def _with_arguments(call: Mapping[str, Any], of: type, as_: Callable[[Any], Any]) -> dict[str, Any]:
+    """A call of a function, with arguments `of` that type written `as_` it gives them."""
     function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), of):
         return dict(call)
+    return {**call, "function": {**function, "arguments": as_(function["arguments"])}}
+
+
+def _as_mapping(text: str) -> Any:
+    """Arguments in JSON text as a mapping, for templates write the text as a text; what is none as it is."""
     try:
-        arguments = json.loads(function["arguments"])
+        found = json.loads(text)
     except (ValueError, RecursionError):
-        return dict(call)
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, Mapping) else dict(call)
+        return text
+    return found if isinstance(found, Mapping) else text

@@ -115,11 +115,11 @@ def read_text(path: Path, wanted: Wanted) -> Iterator[Row]:
 def read_json(path: Path, wanted: Wanted) -> Iterator[Row]:
     """One JSON object a line, blank lines passed over; or one array of objects, which is read as a whole."""
     with path.open("rb") as file:
-        is_array = file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+        unit = "row" if file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[") else "line"
         file.seek(0)
-        unit, rows = "line", ((n, _parsed(line, f"{path} line {n}")) for n, line in enumerate(file, 1) if line.strip())
-        if is_array:
-            unit, rows = "row", enumerate(_parsed(file.read(), f"{path}, which begins as an array,"), 1)
+        rows: Iterable[tuple[int, Any]] = (
+            enumerate(_parsed(file.read(), f"{path}, which begins as an array,"), 1) if unit == "row" else
+            ((number, _parsed(line, f"{path} line {number}")) for number, line in enumerate(file, 1) if line.strip()))
         for number, row in rows:
             yield _object(row, wanted, f"{path} {unit} {number}", unit)
 

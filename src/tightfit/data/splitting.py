@@ -48,10 +48,10 @@ class Split:
     def rows(self) -> Iterator[tuple[int, Row]]:
         """Each row with its part's place in `PARTS`."""
         if len(self.chosen) == 1 and self._text_alone and self.fraction:
-            ((text,),) = self._rows()
+            ((text,),) = self._rows_of(self.corpus, self.evaluation)
             yield from enumerate((part,) for part in split_text(text, self.fraction) if part)
         else:
-            yield from zip(self.chosen.astype(int).tolist(), self._rows(), strict=True)
+            yield from zip(self.chosen.astype(int).tolist(), self._rows_of(self.corpus, self.evaluation), strict=True)
 
     def origin(self, number: int) -> str:
         """A row by its number in all of them, from 1, as a person finds it."""
@@ -80,13 +80,9 @@ class Split:
     def _text_alone(self) -> bool:
         return list(self.wanted) == [TEXT]
 
-    def _rows(self) -> Iterator[Row]:
-        yield from self._rows_of(self.corpus)
-        if self.evaluation is not None:
-            yield from self._rows_of(self.evaluation)
-
-    def _rows_of(self, corpus: Corpus) -> Iterator[Row]:
-        return (row for row in corpus.rows() if not self._text_alone or row[0].strip())
+    def _rows_of(self, *corpora: Corpus | None) -> Iterator[Row]:
+        return (row for corpus in corpora if corpus is not None for row in corpus.rows()
+                if not self._text_alone or row[0].strip())
 
 
 def held_out(documents: int, fraction: float) -> Array:

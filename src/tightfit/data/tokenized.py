@@ -185,7 +185,7 @@ def _encode(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress
     writers = {key: [StreamWriter(folder / part / key, sizes[key]) for part in PARTS] for key in streams}
     parts: list[int] = []
     total = len(split.chosen)
-    for batch in _batches(split.rows(), [column for column, key in enumerate(wanted) if key != LABEL]):
+    for batch in _batches(split.rows()):
         here, rows = [part for part, _ in batch], [row for _, row in batch]
         if LEARNED in streams:
             from tightfit.data.chat import encode  # for what is learned in part, alone
@@ -207,13 +207,13 @@ def _encode(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress
     return np.array(parts, dtype=np.int64)
 
 
-def _batches(rows: Iterable[tuple[int, Row]], columns: Iterable[int]) -> Iterator[list[tuple[int, Row]]]:
+def _batches(rows: Iterable[tuple[int, Row]]) -> Iterator[list[tuple[int, Row]]]:
     """Rows in groups of about `BATCH_CHARACTERS`."""
     waiting: list[tuple[int, Row]] = []
     size = 0
     for item in rows:
         waiting.append(item)
-        size += sum(len(value if isinstance(value := item[1][column], str) else str(value)) for column in columns)
+        size += sum(len(str(value)) for value in item[1])
         if size >= BATCH_CHARACTERS:
             yield waiting
             waiting, size = [], 0

@@ -54,7 +54,6 @@ class Tokenizer:
     backend: Any
     vocab_size: int
     end_id: int
-    pad_id: int | None
     mask_id: int | None
     special_ids: tuple[int, ...]
     fast: bool
@@ -119,7 +118,6 @@ def bare_tokenizer(backend: Any, name: str) -> Tokenizer:
         backend=backend,
         vocab_size=1 + max(backend.get_vocab(with_added_tokens=True).values()),
         end_id=role_ids["eos_token"],
-        pad_id=role_ids.get("pad_token"),
         mask_id=role_ids.get("mask_token"),
         special_ids=tuple(sorted(i for i, t in backend.get_added_tokens_decoder().items() if t.special)),
         fast=True,
@@ -216,7 +214,6 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
         backend=backend,
         vocab_size=1 + max(backend.get_vocab().values()),
         end_id=int(end),
-        pad_id=backend.pad_token_id,
         mask_id=backend.mask_token_id,
         special_ids=tuple(sorted(set(backend.all_special_ids))),
         fast=backend.is_fast,  # those written in Python hold the interpreter's lock, and keep state

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tightfit.devices import Device
 from tightfit.display.words import FROM_CACHE, as_written, throughput
-from tightfit.planning.costs import Estimate, Memory
+from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Label, Plan
 from tightfit.planning.search.wording import changing, field_text
 from tightfit.planning.timing.copies import FREE, Copies
@@ -22,6 +22,7 @@ SOURCES: Mapping[str, str] = {
            "other machines; run `tightfit doctor --calibrate --device cpu`.",
 }  # fmt: skip
 """Sources of times that were not calibrated, by the kind of device."""
+CALIBRATED = "Calibrated: by measurements of this machine."
 PLACES: Mapping[str, str] = {"allocator": "", "context": " outside the allocator", "host": " of the host's memory"}
 
 WITH_CHOICE = frozenset({Label.WHY, Label.SCALING})
@@ -75,7 +76,7 @@ def details(plan: Plan) -> Lines:
         moved = best.estimate.time.copies
         found += _said(*(("not traced", _untraced(figure)) for figure in best.estimate.untraced),
                        ("copies", copies(moved, best.recipe) if moved is not None else ""),
-                       ("times", calibration(best.estimate, plan.device)))
+                       ("times", CALIBRATED if best.estimate.time.calibrated else SOURCES[plan.device.kind]))
     return found + _said(*(("note", note) for note in _notes(plan, best)), (
         "search", f"{counted(plan.tried, 'combination')} considered, {counted(plan.predictions, 'trace')} made."))
 
@@ -148,8 +149,9 @@ def _trade_offs(chosen: Candidate) -> str:
 
 def copies(found: Copies, recipe: Recipe) -> str:
     """Time that copies between host and device add to a step, and the global batch that hides it."""
+    link = f" at {found.bytes_in / found.seconds_in / 1e9:.0f} GB/s" if found.seconds_in else ""
     said = (f"A step copies {size(found.bytes_in)} to the GPU and {size(found.bytes_out)} back, which takes "
-            f"{seconds(found.seconds_in)} and {seconds(found.seconds_out)} side by side{_link_speed(found)}, and is "
+            f"{seconds(found.seconds_in)} and {seconds(found.seconds_out)} side by side{link}, and is "
             f"{seconds(found.added)} longer for it: {percent(found.hidden)} of all copying is hidden, and its speed is "
             f"{percent(found.speed)} of that without copies.")
     if found.hidden_from is None:
@@ -161,20 +163,10 @@ def copies(found: Copies, recipe: Recipe) -> str:
     return f"{said} From about {enough} in a global batch on, that is {percent(FREE)}."
 
 
-def _link_speed(found: Copies) -> str:
-    """The speed at which copies go to the GPU, in words; empty where there are none."""
-    return f" at {found.bytes_in / found.seconds_in / 1e9:.0f} GB/s" if found.seconds_in else ""
-
-
 def _untraced(figure: UntracedMemory) -> str:
     """Memory that no trace shows, and where its figure comes from."""
     either_way = f" (± {size(figure.uncertainty)})" if figure.uncertainty else ""
     return f"{figure.name}, {size(figure.bytes)}{either_way}{PLACES[figure.where]}: {figure.source}"
-
-
-def calibration(estimate: Estimate, device: Device) -> str:
-    """The source of the times."""
-    return "Calibrated: by measurements of this machine." if estimate.time.calibrated else SOURCES[device.kind]
 
 
 def _numerics(candidates: Sequence[Candidate]) -> list[str]:

@@ -103,7 +103,7 @@ def profile_of(
     return Profile(
         recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds, tokens=tokens,
         phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
-        calibrated=target.calibration is not None, versions=_versions(recipe),
+        calibrated=target.calibration is not None, versions=installed((*recipe.backend.libraries, "tightfit")),
         readings={name: tuple(series) for name, series in (readings or {}).items()},
         **{**predicted, "lanes": lanes, "notes": tuple(kept)},
     )  # fmt: skip
@@ -121,7 +121,7 @@ def predicted_profile(recipe: Recipe, target: Target, log: Callable[[str], None]
     log(f"predicting a step on {target.device.name}")
     fields = _predicted(backend.predict(recipe, target.device), recipe, target)
     return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.calibration is not None,
-                   versions=_versions(recipe), **fields), plan
+                   versions=installed((*recipe.backend.libraries, "tightfit")), **fields), plan
 
 
 def keep_profile(profile: Profile, measured: Measurement | None, folder: Path) -> Path:
@@ -235,7 +235,3 @@ def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
 def _check_trains(recipe: Recipe) -> None:
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a profile is of training; write mode=train")
-
-
-def _versions(recipe: Recipe) -> dict[str, str]:
-    return installed((*recipe.backend.libraries, "tightfit"))

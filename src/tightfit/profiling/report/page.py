@@ -61,7 +61,7 @@ def _view(profile: Profile, steps: Mapping[str, ProfiledStep]) -> dict[str, Any]
         "curves": memory, "aligned": len(parts) == 2 and parts[0] == parts[1], "peaks": _peaks(profile, memory),
         "largest": {name: _largest(steps[name]) for name in memory},
         "lanes": lanes_of(profile), "host_curves": curves(profile, Place.HOST),
-        "host_memory": pairs(*in_host, "all") if len(in_host) == 2 else [],
+        "host_memory": pairs(in_host[0], in_host[1], "all") if len(in_host) == 2 else [],
         "classes": seconds_by(ops, op_class), "modules": _longest(seconds_by(ops, module_of)),
         "groups": op_groups(ops, profile.device, profile.recipe.tf32),
         "readings": {name: values for name, values in known.items() if values},
