@@ -95,9 +95,9 @@ def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows, eval_dataset: R
     if evaluation is not None and recipe.eval_samples is not None and len(evaluation) > recipe.eval_samples:
         notes.append(f"eval_samples: {recipe.eval_samples} of the {len(evaluation):,} rows to evaluate on are read; "
                      "write eval_samples=null for all")
-    named = recipe.tokenizer not in ("auto", "train")
-    return Prepared(train=train, evaluation=evaluation, tokenizer=named_tokenizer(recipe) if named else None,
-                    notes=tuple(notes))
+    name = recipe.tokenizer
+    tokenizer = None if name in ("auto", "train") else named_tokenizer(recipe, name)
+    return Prepared(train=train, evaluation=evaluation, tokenizer=tokenizer, notes=tuple(notes))
 
 
 def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:

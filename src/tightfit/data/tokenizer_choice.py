@@ -76,12 +76,11 @@ def _models_own(recipe: Recipe) -> str | None:
     return source.name if source.kind == "hub" else None
 
 
-def named_tokenizer(recipe: Recipe, name: str | None = None) -> Tokenizer:
-    """The tokenizer that the recipe names, or `name`: a `tokenizer.json`, a folder or a Hugging Face id.
+def named_tokenizer(recipe: Recipe, name: str) -> Tokenizer:
+    """The tokenizer of that name: a `tokenizer.json`, a folder or a Hugging Face id.
 
     Raises DataError where there is none.
     """
-    name = name or recipe.tokenizer
     path = Path(name).expanduser()
     if path.is_file():
         whole = path.name == "tokenizer.json" and (path.parent / "tokenizer_config.json").is_file()

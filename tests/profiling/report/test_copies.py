@@ -22,7 +22,7 @@ def test_copying_beside_compute_is_counted_once_for_both_directions():
     found = lanes_of(replace(profile(), lanes={"measured": made, "predicted": ()}))
     assert list(found) == ["measured"]
     assert found["measured"].busy == {Stream.COMPUTE: 5.0, Stream.COPY_IN: 3.0, Stream.COPY_OUT: 1.5}
-    assert (found["measured"].copying, found["measured"].beside) == (4.0, 3.0)
+    assert found["measured"].copying == 4.0
     assert found["measured"].hidden == pytest.approx(0.75)
 
 

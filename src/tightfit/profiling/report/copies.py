@@ -15,17 +15,12 @@ LANES = {Stream.COMPUTE: "compute", Stream.COPY_IN: "copies to the GPU", Stream.
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
     """The lanes of a step, measured or predicted. busy: seconds that each works. copying: seconds in which something is
-    copied, either way. beside: of these, those in which the device computes as well."""
+    copied, either way. hidden: share of these in which the device computes as well."""
 
     stretches: tuple[Stretch, ...]
     busy: dict[Stream, float]
     copying: float
-    beside: float
-
-    @property
-    def hidden(self) -> float:
-        """Share of the time of copying in which the device computes as well."""
-        return self.beside / self.copying if self.copying else 0.0
+    hidden: float
 
 
 def lanes_of(profile: Profile) -> dict[str, Lanes]:
@@ -37,7 +32,8 @@ def _lanes(stretches: Sequence[Stretch]) -> Lanes:
     busy = {stream: _union(s for s in stretches if s.stream is stream) for stream in LANES}
     copying, computing = _union(s for s in stretches if s.stream in COPIES), busy[Stream.COMPUTE]
     either = _union(s for s in stretches if s.stream in LANES)
-    return Lanes(stretches=tuple(stretches), busy=busy, copying=copying, beside=copying + computing - either)
+    hidden = (copying + computing - either) / copying if copying else 0.0
+    return Lanes(stretches=tuple(stretches), busy=busy, copying=copying, hidden=hidden)
 
 
 def _union(stretches: Iterable[Stretch]) -> float:

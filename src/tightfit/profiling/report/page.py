@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tightfit import text
@@ -31,7 +31,7 @@ from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import to_yaml
 from tightfit.trace import CATEGORY_NAMES, WALL_PHASES, Place
 from tightfit.trace.file import sampling_notes
-from tightfit.training.record import Record
+from tightfit.training.record import LOGGED, Record
 
 SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "copies": "Copies", "time": "Time",
             "ops": "Ops", "predicted": "Predicted", "readings": "Readings", "run": "Run", "about": "About"}  # fmt: skip
@@ -131,22 +131,16 @@ def report_of_runs(runs: Sequence[Record], names: Sequence[str], missing: str) -
                  losses={name: run.lines for name, run in zip(names, runs, strict=True)})
 
 
-def logged_rows(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str, str]]:
-    """Step, loss, held-out loss and peak memory of a few dozen of many lines of metrics, those of evaluations among
-    them."""
+def logged_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The figures of LOGGED in a few dozen of many lines of metrics, those of evaluations among them."""
     every = max(len(lines) // LINES, 1)
     kept = [line for number, line in enumerate(lines, 1) if not number % every or "eval_loss" in line]
-
-    def shown(line: Mapping[str, Any], name: str, write: Callable[[float], str] = "{:.4f}".format) -> str:
-        return "-" if line.get(name) is None else write(line[name])
-
-    return [(line["step"], shown(line, "loss"), shown(line, "eval_loss"), shown(line, "peak_memory", text.size))
-            for line in kept]
+    return [[form(line[key]) if key in line else "-" for _, key, form in LOGGED] for line in kept]
 
 
 def _page(recipe: Recipe, sections: Sequence[str], **values: Any) -> str:
     return render(__package__ or "", "report.html.jinja", charts=charts, yaml=to_yaml(recipe.to_dict()),
-                  logged_rows=logged_rows,
+                  logged_rows=logged_rows, logged=[name for name, *_ in LOGGED],
                   subtitle=f"{work(recipe)}: {as_written(recipe)}",
                   contents=[(name, SECTIONS[name]) for name in sections], **values)
 
