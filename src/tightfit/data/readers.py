@@ -33,7 +33,6 @@ Wanted = Mapping[str, str]
 Row = tuple[Any, ...]
 Reader = Callable[[Path, Wanted], Iterator[Row]]
 
-
 CONVERTED = "convert it to UTF-8"
 BEGINNINGS = {
     b"\x1f\x8b": ("compressed by gzip", "write the file that gunzip makes of it"),

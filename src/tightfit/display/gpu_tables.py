@@ -35,12 +35,12 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     chosen = [row.chosen for row in rows if row.chosen is not None]
     priced = any(row.price is not None for row in rows)
     changed = any(candidate.changes_numerics for candidate in chosen)
-    throughput = chosen[0].estimate.time.unit if chosen else "samples/s"
+    unit = chosen[0].estimate.time.unit if chosen else "samples/s"
     written = dict.fromkeys(techniques(candidate.recipe) for candidate in chosen)
     letters = {text: _letter(number) for number, text in enumerate(written)}
     console.print(Text(f"{asked.model}: {work(asked)}", style="bold"))
     length = ["hours", *["cost"] * priced] if comparison.tokens else ["per price"] * priced
-    table = _table("GPU", ["memory in use", throughput, *length])
+    table = _table("GPU", ["memory in use", unit, *length])
     table.add_column("best recipe")
     if changed:
         table.add_column("numerics")
@@ -52,7 +52,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     for text, letter in letters.items():
         legend.add_row(Text(letter), Text(text))
     console.print(legend)
-    for remark in (*_remarks(comparison, priced, throughput), *[FROM_CACHE] * comparison.cached):
+    for remark in (*_remarks(comparison, priced, unit), *[FROM_CACHE] * comparison.cached):
         console.print(Text(remark))
 
 
@@ -141,7 +141,7 @@ def _cells(row: GpuRow, priced: bool, changed: bool, letters: Mapping[str, str],
     return [row.device.name, memory, throughput(row.chosen.estimate.time), *price, choice, *[numerics] * changed]
 
 
-def _remarks(comparison: Comparison, priced: bool, throughput: str) -> list[str]:
+def _remarks(comparison: Comparison, priced: bool, unit: str) -> list[str]:
     """The lines below the table."""
     rows, refused = comparison.rows, dict[str, list[str]]()
     for row in rows:
@@ -150,7 +150,7 @@ def _remarks(comparison: Comparison, priced: bool, throughput: str) -> list[str]
     remarks = [f"refused on {', '.join(names)}: {reason}" for reason, names in refused.items()]
     if priced:
         remarks.append("cost: of the whole run, in the unit of --price" if comparison.tokens else
-                       f"per price: {throughput} for one unit of the price")
+                       f"per price: {unit} for one unit of the price")
     if any(row.chosen is not None for row in rows):
         remarks.append("Not calibrated: times come from the data sheets' figures.")
     return remarks

@@ -25,8 +25,6 @@ WIDEST = 28
 ORIGIN = "origin"
 PEAK = "peak allocated"
 """The name of a peak of tensors' bytes, in plans, comparisons, reports and summaries alike."""
-
-
 FAR_SLOWER = 2.0
 """From how many times a plain step's seconds on a followed one's are said beside them: its ops' own times, and the
 waits between them, then tell less of a plain step."""
