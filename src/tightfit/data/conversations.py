@@ -52,7 +52,7 @@ def read_conversation(row: Row, origin: str) -> Conversation:
 
 def arguments_as_text(conversation: Conversation) -> Conversation:
     """The conversation with the arguments of calls as JSON text, as few templates want them."""
-    as_text = partial(_with_arguments, of=Mapping, as_=partial(json.dumps, ensure_ascii=False))
+    as_text = partial(_with_arguments, kind=Mapping, convert=partial(json.dumps, ensure_ascii=False))
     return replace(conversation, messages=[
         {**message, "tool_calls": [as_text(call) for call in message["tool_calls"]]} if "tool_calls" in message
         else message for message in conversation.messages])  # fmt: skip
@@ -109,7 +109,7 @@ def _message(value: Any, origin: str, usual: str) -> Message:
         if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
             raise DataError(f"data.messages: tool_calls of {origin} are {shown(calls)}, and no list of mappings; write "
                             '[{"type": "function", "function": {"name": "...", "arguments": {}}}]')
-        message["tool_calls"] = [_with_arguments(call, of=str, as_=_as_mapping) for call in calls]
+        message["tool_calls"] = [_with_arguments(call, kind=str, convert=_as_mapping) for call in calls]
         message.setdefault("content", None)  # beside which most say nothing
     if not isinstance(message.get("content"), str) and (not calls or message["content"] is not None):
         raise DataError(f"data.messages: the content of {origin} is {shown(message.get('content'))}, not text; {usual}")
@@ -117,16 +117,16 @@ def _message(value: Any, origin: str, usual: str) -> Message:
     return message
 
 
-def _with_arguments(call: Mapping[str, Any], of: type, as_: Callable[[Any], Any]) -> dict[str, Any]:
-    """A call of a function, with arguments `of` that type written `as_` it gives them."""
+def _with_arguments(call: Mapping[str, Any], kind: type, convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """A call of a function, its arguments converted where they are of that kind."""
     function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), of):
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), kind):
         return dict(call)
-    return {**call, "function": {**function, "arguments": as_(function["arguments"])}}
+    return {**call, "function": {**function, "arguments": convert(function["arguments"])}}
 
 
 def _as_mapping(text: str) -> Any:
-    """Arguments in JSON text as a mapping, for templates write the text as a text; what is none as it is."""
+    """Arguments in JSON text as a mapping, for templates would write the text in quotes; other text as it is."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -84,9 +84,8 @@ class StreamWriter:
         self.lengths: list[int] = []
         (folder / TOKENS).touch()
 
-    def extend(self, documents: Iterable[Array]) -> None:
+    def extend(self, documents: Sequence[Array]) -> None:
         """Append documents, each the ids (int64, 1-d) of one."""
-        documents = list(documents)
         if not documents:
             return
         tokens = np.concatenate(documents)

@@ -61,7 +61,8 @@ def show_overview(overview: Overview, console: Console) -> None:
     would need; below the table what each way is."""
     asked, estimates = overview.asked, [each for card in overview.cards for each in card.ways.values()]
     names = list(overview.cards[0].ways)
-    unit = next((each.time.unit for each in estimates if isinstance(each, GpuEstimate) and each.time), "tokens/s")
+    fitting = [(each, each.time) for each in estimates if isinstance(each, GpuEstimate) and each.time]
+    unit = next((time.unit for _, time in fitting), "tokens/s")
     console.print(Text(f"{asked.model} on every GPU of the catalogue: {work(asked)}", style="bold"))
     smallest = [f"{name} {'none' if device is None else device.name}" for name, device in overview.smallest.items()]
     console.print(Text(f"smallest: {', '.join(smallest)}"))
@@ -81,8 +82,7 @@ def show_overview(overview: Overview, console: Console) -> None:
             where = f" on {', '.join(on) if recipe != commonest else 'the others'}" if len(cards) > 1 else ""
             legend.add_row(Text(name), Text(f"{recipe}{where}"))
     console.print(legend)
-    host = max((each.memory.host for each in estimates if isinstance(each, GpuEstimate) and each.time and
-                each.recipe.offloaded.uses_host), default=0)
+    host = max((each.memory.host for each, _ in fitting if each.recipe.offloaded.uses_host), default=0)
     refused = dict.fromkeys(each for each in estimates if isinstance(each, str))
     for remark in (
         *(f"refused where there is -: {reason}" for reason in refused),
