@@ -231,6 +231,10 @@ def test_a_hosts_memory_ends_where_it_is_known_or_assumed_to_and_one_too_small_i
     assumed = squeezed(plan_text(replace(assumed, device=replace(assumed.device, host_assumed=True))))
     assert "host memory 48.0 GiB of 64.0 GiB assumed; write --host-memory" in assumed
     assert "64.0 GiB, its assumed end" in assumed
+    several = streamed()
+    several = squeezed(plan_text(replace(several, device=replace(several.device, cards=2, host_bytes=128 * GIB))))
+    assert "host memory of each GPU at its peak" in several
+    assert "64.0 GiB, its end" in several
     row = next(line for line in plan_text(streamed(32 * GIB)).splitlines() if "60.0 / 50.0" in line)
     assert re.search(r"G+O+\|o+a+d+$", row)
 

@@ -98,7 +98,9 @@ class PlanOptions:
             raise RecipeError(f"largest: {self.largest!r} and --longest {self.longest} are two questions; write one of "
                               "them")
         for option, path in self.files.items():
-            if path.is_dir() or not path.parent.is_dir():
+            with writing(f"{option}: {path}", "write another file"):
+                possible = path.parent.is_dir() and not path.is_dir()
+            if not possible:
                 raise ReportError(f"{option}: {path} cannot be written; write a file in a folder that is there")
         if self.html is not None and self.html == self.save:
             raise ReportError(f"save: {self.save} is the page of --html as well; write another file")

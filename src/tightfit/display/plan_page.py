@@ -28,7 +28,10 @@ def plan_page(plan: Plan) -> str:
     shown = [*choices, *costs, *(copy_columns() if moving else [])]
     bars = [("memory", "Device memory at the peak", *_bars(plan, parts_of, plan.device.memory_bytes))]
     if moving:
-        bars.append(("host", "Host memory at its peak", *_bars(plan, host_parts_of, plan.device.host_bytes)))
+        limit = plan.device.host_bytes // plan.device.cards
+        there = f", {'of an assumed' if plan.device.host_assumed else 'of'} {size(limit)}" if limit else ""
+        of_each = " of each GPU" * (plan.device.cards > 1)
+        bars.append(("host", f"Host memory{of_each} at its peak{there}", *_bars(plan, host_parts_of, limit)))
     sections = {"answer": "Answer"}
     if plan.candidates:
         sections |= {"candidates": "Candidates", "frontier": "Memory against speed"}

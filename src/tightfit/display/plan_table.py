@@ -141,9 +141,9 @@ def _copies(plan: Plan, width: int) -> list[RenderableType]:
     moving = [candidate for candidate in plan.candidates if candidate.estimate.memory.host_by_category]
     if not moving:
         return []
-    limit = plan.device.host_bytes
+    limit, of_each = plan.device.host_bytes // plan.device.cards, " of each GPU" * (plan.device.cards > 1)
     end = "its assumed end" if plan.device.host_assumed else "its end"
-    called = "host memory at its peak" + (f"\n| {size(limit)}, {end}" if limit else "")
+    called = f"host memory{of_each} at its peak" + (f"\n| {size(limit)}, {end}" if limit else "")
     most = max(candidate.estimate.memory.host for candidate in moving)
     bars = _Bars(called, host_parts_of, limit or most)
     return [Text(), _fitted(partial(_table, plan, moving, copy_columns(), bars), width)]

@@ -108,9 +108,9 @@ class RunFolder:
     def saved_recipe(self) -> Recipe | None:
         """The resolved recipe of the run that is here; None where there is none."""
         path = self.path / RECIPE
-        if not path.exists():
-            return None
         try:
+            if not path.exists():
+                return None
             return Recipe.from_dict(read_yaml(path.read_text("utf-8")))
         except (OSError, UnicodeDecodeError, RecipeError) as error:
             raise RecipeError(
