@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
+from transformers import PreTrainedModel
 
 from tightfit.backends.base import absences
 from tightfit.backends.pytorch.apply import ABSENT, APPLY
@@ -116,7 +117,10 @@ def _plain_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def sees_later_tokens(model: nn.Module) -> bool:
-    """Whether a position's logits change with a later token; False where the model cannot be asked."""
+    """Whether a position's logits change with a later token; False where the model cannot be asked, as one that is not
+    transformers' cannot: a forward pass may be more to it than its result."""
+    if not isinstance(inner_module(model), PreTrainedModel):
+        return False
     device = next(model.parameters(), torch.empty(0)).device
     tokens, trains = torch.zeros(1, 4, dtype=torch.long, device=device), model.training
     changed = tokens.clone()
@@ -125,7 +129,7 @@ def sees_later_tokens(model: nn.Module) -> bool:
     try:
         with torch.no_grad():
             before, after = (logits_of(model(input_ids=ids))[:, :-1].float() for ids in (tokens, changed))
-    except Exception:  # of the caller's own code: the first step says what is wrong
+    except Exception:  # of a subclass's own code: the first step says what is wrong
         return False
     finally:
         model.train(trains)
