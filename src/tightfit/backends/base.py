@@ -187,8 +187,7 @@ class Backend(Protocol):
         there is no GPU, or one of less memory."""
 
     def absences(self, recipe: Recipe) -> list[str]:
-        """Reasons against a recipe, resolved or not, that no device and no other choice of what it leaves open mends.
-        """
+        """Reasons why this backend cannot serve a recipe, resolved or not, on any device."""
 
     def build(self, recipe: Recipe, device: Device, model: Any = None, config: Any = None) -> Any:
         """The model with every technique of a resolved recipe applied.

@@ -124,8 +124,6 @@ def _memory(memory: Memory, device: Device) -> str:
 def _host_memory(memory: Memory, device: Device) -> str:
     there, each = device.host_bytes, f", {size(memory.host)} for each of its GPUs" if device.cards > 1 else ""
     held = size(device.cards * memory.host)
-    if not there:
-        return f"{held} a machine{each}" if each else held
     if not device.host_assumed:
         return f"{held} of {size(there)}{each}"
     return f"{held} of {size(there)} assumed{each}; write --host-memory {512 if each else 64}GB for yours"

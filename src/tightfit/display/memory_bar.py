@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
+from tightfit.devices import Device
 from tightfit.planning.costs import Memory
 from tightfit.text import size
 from tightfit.trace import CATEGORY_NAMES, Category
@@ -63,6 +64,11 @@ def host_parts_of(memory: Memory) -> dict[str, int]:
     kept = memory.host_by_category
     held = {**kept, DATA: memory.host - sum(kept.values())} if kept else {}
     return {part.key: held[part.key] for part in PARTS if held.get(part.key, 0) > 0}
+
+
+def host_memory_of_each(device: Device) -> tuple[str, int]:
+    """A heading for the host memory of a device's process, and the bytes that it has."""
+    return f"host memory{' of each GPU' * (device.cards > 1)} at its peak", device.host_bytes // device.cards
 
 
 def memory_bar(held: Mapping[str, int], limit: int, scale: int, width: int) -> Text:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from tightfit.devices import GIB
 from tightfit.display.answers import answers
-from tightfit.display.memory_bar import PARTS, host_parts_of, parts_of
+from tightfit.display.memory_bar import PARTS, host_memory_of_each, host_parts_of, parts_of
 from tightfit.display.words import as_written, columns, copy_columns, fits, heading, marks, rank, throughput
 from tightfit.page import UNPRINTABLE, label_of, render, styled
 from tightfit.planning.costs import Memory
@@ -28,10 +28,9 @@ def plan_page(plan: Plan) -> str:
     shown = [*choices, *costs, *(copy_columns() if moving else [])]
     bars = [("memory", "Device memory at the peak", *_bars(plan, parts_of, plan.device.memory_bytes))]
     if moving:
-        limit = plan.device.host_bytes // plan.device.cards
-        there = f", {'of an assumed' if plan.device.host_assumed else 'of'} {size(limit)}" if limit else ""
-        of_each = " of each GPU" * (plan.device.cards > 1)
-        bars.append(("host", f"Host memory{of_each} at its peak{there}", *_bars(plan, host_parts_of, limit)))
+        title, limit = host_memory_of_each(plan.device)
+        title = f"{title[0].upper()}{title[1:]}, of {'an assumed ' * plan.device.host_assumed}{size(limit)}"
+        bars.append(("host", title, *_bars(plan, host_parts_of, limit)))
     sections = {"answer": "Answer"}
     if plan.candidates:
         sections |= {"candidates": "Candidates", "frontier": "Memory against speed"}

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.display.answers import Lines, adds, choice, details, suggestions
-from tightfit.display.memory_bar import host_parts_of, legend, memory_bar, parts_of, scale_of
+from tightfit.display.memory_bar import host_memory_of_each, host_parts_of, legend, memory_bar, parts_of, scale_of
 from tightfit.display.words import Column, as_written, batches, columns, copy_columns, heading, marks, rank
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
@@ -141,11 +141,9 @@ def _copies(plan: Plan, width: int) -> list[RenderableType]:
     moving = [candidate for candidate in plan.candidates if candidate.estimate.memory.host_by_category]
     if not moving:
         return []
-    limit, of_each = plan.device.host_bytes // plan.device.cards, " of each GPU" * (plan.device.cards > 1)
+    heading, limit = host_memory_of_each(plan.device)
     end = "its assumed end" if plan.device.host_assumed else "its end"
-    called = f"host memory{of_each} at its peak" + (f"\n| {size(limit)}, {end}" if limit else "")
-    most = max(candidate.estimate.memory.host for candidate in moving)
-    bars = _Bars(called, host_parts_of, limit or most)
+    bars = _Bars(f"{heading}\n| {size(limit)}, {end}", host_parts_of, limit)
     return [Text(), _fitted(partial(_table, plan, moving, copy_columns(), bars), width)]
 
 

@@ -271,7 +271,7 @@ class Plan:
         if candidates:
             candidates[0]["reasons"] = self.reasons
         device: dict[str, Any] = {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
-        if self.device.host_bytes and self.device.kind == "cuda":
+        if self.device.host_bytes:
             device |= {"host_memory_bytes": self.device.host_bytes, "host_memory_assumed": self.device.host_assumed}
         if self.device.world > 1:
             device |= {"gpus": self.device.cards, "nodes": self.device.machines,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ CLASSES = (
 )  # fmt: skip
 """Parts of the names of transformers' classes, and the task of each."""
 HEAD = re.compile(r"For[A-Z]|DoubleHeadsModel")
-"""What the name of a class of transformers' holds where it has a head."""
+"""Pattern in the names of transformers' classes that have a task head."""
 
 
 def with_task(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
@@ -47,17 +46,11 @@ def task_of(name: str) -> str | None:
     made for; None where its configuration does not say. Raises RecipeError for a head of no task."""
     if name in BUNDLED:
         return BUNDLED[name].task
-    folder = os.path.expanduser(name)  # noqa: PTH111 - these take any text
-    path: Any = Path(folder) / "config.json"
-    if not os.path.isdir(folder):  # noqa: PTH112
-        if not HUB_ID.fullmatch(name):
-            return None
-        from huggingface_hub import try_to_load_from_cache
-
-        path = try_to_load_from_cache(name, "config.json")
     try:
+        folder = Path(name).expanduser()
+        path: Any = folder / "config.json" if folder.is_dir() else _cached_config(name)
         saved = json.loads(Path(path).read_text("utf-8")) if isinstance(path, str | Path) else {}
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RuntimeError):  # of text that is no name, or nested too deep
         return None  # which is said where the model is read
     if not isinstance(saved, dict):
         return None
@@ -70,6 +63,15 @@ def task_of(name: str) -> str | None:
         raise RecipeError(f"task: {name!r} was saved as {wanted}, whose head is of no task here; for a new head on "
                           f"its body, write task={' or '.join(TASKS)}")
     return task
+
+
+def _cached_config(name: str) -> Any:
+    """The path of the configuration in the Hugging Face cache under that id; anything else where it is not there."""
+    if not HUB_ID.fullmatch(name):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    return try_to_load_from_cache(name, "config.json")
 
 
 def task_of_module(module: Any) -> str | None:

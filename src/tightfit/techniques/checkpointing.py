@@ -164,7 +164,7 @@ class TiledMlp(Checkpointing):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
-        if recipe.compile != "auto" and (recipe.compile.one_region or recipe.compile.records_graphs):
+        if recipe.one_region or (recipe.compile != "auto" and recipe.compile.records_graphs):
             reasons.append("a tile's backward pass is a graph of its own, which a whole compiled model or a CUDA graph "
                            "cannot hold; write compile=per-block")
         if recipe.parallel.engine_steps and recipe.parallel.shards:

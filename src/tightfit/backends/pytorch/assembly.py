@@ -75,7 +75,7 @@ def bare_build(
             cast_weights(model, dtype)  # before it moves, so that the device never holds it wider
         if not any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # those are there already
             model = model.to(where)
-            if task.predicts == "next" and recipe.mode == "train" and sees_later_tokens(model):
+            if task.predicts == "next" and recipe.mode == "train" and _sees_later_tokens(model):
                 notes = (*notes, f"model: {type(model).__name__} sees the tokens that it is to predict, so that its "
                                  f"loss says nothing; make it causal, or write another task than {task.name}")
         model = ready_to_train(model, recipe)
@@ -116,7 +116,7 @@ def _plain_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     return model, tuple(notes)
 
 
-def sees_later_tokens(model: nn.Module) -> bool:
+def _sees_later_tokens(model: nn.Module) -> bool:
     """Whether a position's logits change with a later token; False where the model cannot be asked, as one that is not
     transformers' cannot: a forward pass may be more to it than its result."""
     if not isinstance(inner_module(model), PreTrainedModel):

@@ -10,7 +10,7 @@ from tightfit.backends.pytorch.padding import model_end
 from tightfit.backends.pytorch.techniques.adapters.layers import FrozenLayer, quantized_parts
 
 INSTEAD = "accumulation=loop update=after-backward offload=none"
-"""What to write for a model whose parts cannot be worked on one after the other."""
+"""Settings that train a model whose blocks cannot run one after the other."""
 
 
 class Parts:

@@ -76,8 +76,9 @@ def tiled_mlp(technique: TiledMlp, build: Build) -> Build:
     blocks = [block for stack in _stacks(build) for block in stack]
     parts = [mlp_modules(block) for block in blocks]
     tiled = [chain[0] for chain in parts if feed_forward_takes_tiles(chain)]
-    compiled = build.recipe.compile != "auto" and build.recipe.compile.compiles  # whose norms keep their input alone
-    norms = [module for block in blocks for module in block.children() if norm_takes_tiles(module) and not compiled]
+    norms = [module for block in blocks for module in block.children() if norm_takes_tiles(module)]
+    if build.recipe.compiled:  # one kernel each, which keeps the input alone
+        norms = []
     for module in dict.fromkeys([*tiled, *norms]):
         tile(module, technique.tokens)
     build = every_block(EveryBlock(), build)
