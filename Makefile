@@ -52,7 +52,7 @@ docs: install
 	$(BIN)/python docs/build_site.py
 
 # All but what has no command of its own, and what only a GPU tells: benchmarks/gpu.sh runs that.
-GPU_ONLY := allocator_snapshots beyond_gpu context_bytes cuda_op_tables frontier gpu_ops gpu_tests plan_vs_gpu
+GPU_ONLY := allocator_snapshots beyond_gpu context_bytes frontier gpu_ops gpu_tests plan_vs_gpu
 bench: install
 	for file in $$(grep -l __main__ $(filter-out $(GPU_ONLY:%=benchmarks/%.py),$(wildcard benchmarks/*.py))); do \
 	  $(BIN)/python "$$file" || exit 1; done

@@ -42,7 +42,6 @@ parts() {
 400 frontier --budget 24GB --minutes {minutes}
 480 plan_vs_gpu --minutes {minutes}
 480 beyond_gpu --minutes {minutes}
-120 cuda_op_tables
 480 frontier --budget 16GB --minutes {minutes}
 480 frontier --budget 80GB --minutes {minutes}
 480 frontier --budget 8GB --minutes {minutes}

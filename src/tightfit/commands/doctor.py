@@ -37,7 +37,7 @@ def run_calibration(device: str, as_json: bool = False) -> None:
     as_json: print the record that is kept instead of the table.
     """
     with SearchProgress(Console(stderr=True), "measuring", "percent") as progress:
-        calibration, path = calibrate(device, lambda what, share: progress(round(100 * share), 100, what))
+        calibration, path = calibrate(device, lambda what, share: progress(round(100 * share), 100, f"now {what}"))
     if as_json:
         print(path.read_text("utf-8"))
         return

@@ -17,8 +17,8 @@ class SearchProgress:
     """A bar that goes away when the work is done; where there is no terminal, plain lines: the first with the
     first call, the others some seconds apart.
 
-    Called with the number done, how many there are or None, and what comes next. what: the work, such as `planning`.
-    counted: the things that are counted.
+    Called with the number done, how many there are or None, and the rest of the line: what comes next. what: the work,
+    such as `planning`. counted: the things that are counted.
     """
 
     def __init__(self, console: Console, what: str, counted: str, between: float = SECONDS_BETWEEN_LINES) -> None:
@@ -44,7 +44,7 @@ class SearchProgress:
     def __call__(self, done: int, total: int | None, text: str) -> None:
         of = "" if total is None else f" of {total}"
         things = self._counted.removesuffix("s") if done == 1 and total is None else self._counted
-        line = f"{done}{of} {things} done, now {text}"
+        line = f"{done}{of} {things} done, {text}"
         self._bar.update(self._task, description=line, completed=done, total=total)
         now = time.monotonic()
         if self._bar.disable and done != total and now - self._last >= self._between:

@@ -49,6 +49,7 @@ class Memory:
     host_assumed: whether what the host has is assumed.
     host_margin: how much of the host's memory is to stay free; what is left has to serve.
     host_by_category: of `host`, what is offloaded, at its own peak; empty where nothing is. The rest is not traced.
+    host_states_outside: optimizer states in host memory of what lies outside of the blocks: embeddings and head.
     drive: bytes that wait on a drive.
     given_back: cached bytes that `empty_cache_steps` gives back to the device, in so many `pieces`.
     retries: how often the allocator releases cached memory to make room, with the margin free where that serves.
@@ -70,6 +71,7 @@ class Memory:
     host_margin: int = 0
     context_uncertainty: int = 0
     host_by_category: Mapping[str, int] = field(default_factory=dict)
+    host_states_outside: int = 0
     drive: int = 0
     given_back: int = 0
     pieces: int = 0

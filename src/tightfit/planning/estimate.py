@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size
 from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
 
+IN_BLOCK = re.compile(r"(^|\.)\d+(\.|$)")
 SEGMENT_SECONDS = 1e-3
 """Seconds to give a segment back to the device and to take it again: assumed, as cudaMalloc was seen to take half a
 millisecond to 1.2 for 1 to 64 MiB."""
@@ -103,6 +105,8 @@ def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -
         margin=spare,
         missing=missing,
         host_by_category=by_category(trace, fullest, kept, Place.HOST) if kept else {},
+        host_states_outside=sum(a.bytes for a in trace.allocations if a.place is Place.HOST
+                                and a.category is Category.OPTIMIZER and not IN_BLOCK.search(a.module)),
         drive=trace.peak(place=Place.DRIVE)[1],
         given_back=given_back,
         pieces=pieces,

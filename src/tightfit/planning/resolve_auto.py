@@ -37,7 +37,7 @@ def resolve_auto(
 
     def tell(done: int, total: int | None, text: str) -> None:
         if slowly and done != total:
-            log(f"planning: {done} compiled, now {text}")
+            log(f"planning: {done} compiled, {text}")
 
     try:
         plan = search_with(backend, recipe, target, module=module, for_run=True, progress=tell)

@@ -146,8 +146,8 @@ def test_progress_is_steady_and_says_which_gpu_is_asked_about():
     assert [done for done, _, _ in told] == list(range(len(told)))
     assert len({most for _, most, text in told if text != "done"}) == 1
     texts = [text for _, _, text in told]
-    assert "batch_size=2" in texts
-    assert "whether large would do" in texts
+    assert "now batch_size=2" in texts
+    assert "now whether large would do" in texts
 
 
 def test_a_departure_from_the_usual_format_has_to_be_worth_it(monkeypatch):

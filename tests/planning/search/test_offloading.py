@@ -11,7 +11,7 @@ from tests.display.plans import CARD, GIB, streamed
 from tests.planning.search.declared import Declared
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import Margin
-from tightfit.planning.host_shares import KINDS
+from tightfit.planning.host_shares import ALL_BLOCKS, KINDS
 from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import usual_precision
@@ -43,6 +43,15 @@ def test_weights_stay_first_then_gradients_then_states():
               for offload in [worth_filling(evaluated(peak_reserved=reserved * GIB), KINDS)]]
 
     assert shares == [(0.75, 1.0, 1.0), (0.25, 1.0, 1.0), (0.0, 0.75, 1.0)]
+
+
+def test_states_outside_of_the_blocks_stay_first_and_before_any_blocks_own():
+    roomy, tight, pinned = (worth_filling(evaluated(peak_reserved=reserved * GIB, host_states_outside=4 * GIB), kinds)
+                            for reserved, kinds in ((13, KINDS), (19, KINDS), (13, ["weights"])))
+
+    assert (roomy.weights, roomy.optimizer) == (0.59, ALL_BLOCKS)
+    assert (tight.weights, tight.optimizer) == (0.75, 1.0)
+    assert (pinned.weights, pinned.optimizer) == (0.25, 1.0)
 
 
 def test_a_share_that_a_person_wrote_stays():

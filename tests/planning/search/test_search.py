@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -310,7 +311,8 @@ def test_progress_is_told():
     search(Recipe(batch_size=4), gpu(1 << 34), toy.tools(), progress=lambda *state: told.append(state))
     assert [done for done, _, _ in told] == list(range(len(toy.calls) + 1))
     assert {total for _, total, text in told if text != "done"} == {None}
-    assert "micro_batch_size=1" in told[0][2]
+    assert told[0][2].startswith("now micro_batch_size=1")
+    assert re.fullmatch(r"[\d,]+ tokens/s in [\d.]+ [KMG]iB so far, now .*", told[-2][2])
 
 
 def test_plans_for_the_processor():

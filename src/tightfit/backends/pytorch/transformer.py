@@ -127,8 +127,8 @@ class Transformer(nn.Module):
     ) -> TransformerOutput:
         """input_ids, position_ids: (B, T) int64; without `position_ids` every row counts from 0.
 
-        attention_mask: a mask of `attention_masks`, or (B, T), nonzero on real tokens; what else is given goes to the
-        attention function.
+        attention_mask: a mask of `techniques.attention.masks`, or (B, T), nonzero on real tokens; what else is given
+            goes to the attention function.
         """
         if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
             attention_mask = attention_mask[:, None, None, :].bool()

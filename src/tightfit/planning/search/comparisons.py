@@ -7,12 +7,13 @@ from contextlib import suppress
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
+from tightfit.planning.search.host_memory import evaluate_shares
 from tightfit.planning.search.space import Combination
 
 
 def evaluate_comparisons(exploration: Exploration) -> None:
     """Evaluate the choice at the next larger micro-batch, with each of its other non-default values undone, and its
-    like in the usual precision. One of them may prove to be the better choice."""
+    like in the usual precision. One of them may prove to be the better choice, which may leave other room."""
     best, space = choose(exploration), exploration.space
     if best is None:
         return
@@ -25,6 +26,7 @@ def evaluate_comparisons(exploration: Exploration) -> None:
     with suppress(TraceBudgetExceeded):
         exploration.evaluate([*exploration.compared, *unchanged])
         _evaluate_smaller(exploration)
+        evaluate_shares(exploration)
 
 
 def _evaluate_smaller(exploration: Exploration) -> None:

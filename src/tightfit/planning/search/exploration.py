@@ -35,10 +35,11 @@ class Exploration:
     """
 
     def __init__(
-        self, space: Space, evaluator: Evaluator, budget: TraceBudget, *, margin: Margin,
-        progress: Progress | None = None, for_run: bool = False, keeps_numerics: bool = False,
+        self, space: Space, evaluator: Evaluator, budget: TraceBudget, *, margin: Margin, for_run: bool = False,
+        keeps_numerics: bool = False,
     ) -> None:  # fmt: skip
-        self.space, self.evaluator, self.budget, self.progress = space, evaluator, budget, progress
+        self.space, self.evaluator, self.budget = space, evaluator, budget
+        self.progress: Progress | None = None
         self.device, self.for_run, self.keeps_numerics, self.margin = space.device, for_run, keeps_numerics, margin
         self.found: dict[Pair, Evaluated] = {}
         self.refused: dict[Combination, str] = {}
@@ -154,7 +155,7 @@ class Exploration:
         if self.found:
             self.budget.check()
         if self.progress is not None:
-            self.progress(self.budget.made, None, text)
+            self.progress(self.budget.made, None, f"now {text}")
         self.budget.take(recipe)
 
     def evaluate_one(self, recipe: Recipe, text: str, device: Device | None = None) -> Evaluated | None:

@@ -83,7 +83,7 @@ def find_largest(
 
     def needs(value: int) -> float:
         if progress is not None:
-            progress(traces, None, f"whether {field}={getattr(recipes[value], field)} would do")
+            progress(traces, None, f"now whether {field}={getattr(recipes[value], field)} would do")
         try:
             outcome = evaluated(Space(recipes[value], device).least_memory_recipe)
             if (isinstance(outcome, Evaluated) and recipes[value].offload == "auto" and not outcome.fit_rank.is_safe

@@ -16,17 +16,29 @@ from tightfit.text import size
 
 
 def evaluate_shares(exploration: Exploration) -> None:
-    """Evaluate the choice with so much of its blocks on the device as that has room for, where its copies are waited
-    for; where nothing fits, so what lacks host memory alone. Raises TraceBudgetExceeded."""
+    """Evaluate the choice, or else what is nearly as fast, with so much of its blocks on the device as that has room
+    for, where its copies are waited for; where nothing fits, so what lacks host memory alone. Raises
+    TraceBudgetExceeded."""
     best, space = choose(exploration), exploration.space
     if "offload" not in space.fields:
         return
     asked = space.recipe.offload
     kinds = KINDS if asked == "auto" else asked.open_shares
-    for choice, micro in [best] if best is not None else list(exploration.found):
-        offload = worth_filling(exploration.found[choice, micro], kinds)
+    for choice, micro in list(exploration.found) if best is None else _nearly_as_fast(exploration, best):
+        filled = space.value(choice, "offload") not in space.values["offload"]
+        offload = None if filled else worth_filling(exploration.found[choice, micro], kinds)
         if offload is not None:
             exploration.evaluate([(space.with_value(choice, "offload", offload), micro)])
+            if best is not None:
+                return
+
+
+def _nearly_as_fast(exploration: Exploration, best: Pair) -> list[Pair]:
+    """The choice, then what is nearly as fast with numerics no harsher, the fastest first: it may leave more room."""
+    found, speed, level = exploration.found, exploration.speed, exploration.space.level
+    near = [pair for pair in found if pair != best and found[pair].fit_rank <= found[best].fit_rank
+            and level(pair[0]) <= level(best[0]) and speed(pair) * (1 + CLOCK_ERROR) >= speed(best)]
+    return [best, *sorted(near, key=speed, reverse=True)]
 
 
 def worth_filling(found: Evaluated, kinds: Collection[str]) -> Offload | None:

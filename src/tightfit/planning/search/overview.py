@@ -200,4 +200,4 @@ def _refuse(found: dict[tuple[str, str], GpuEstimate | str], name: str, device: 
 
 
 def _report(progress: Progress, before: int, names: Sequence[str], done: int) -> None:
-    progress(before + done, None, names[done] if done < len(names) else "done")
+    progress(before + done, None, f"now {names[done]}" if done < len(names) else "done")

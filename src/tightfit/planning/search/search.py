@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tightfit.backends.base import Backend
@@ -43,6 +44,7 @@ from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
+from tightfit.text import size
 
 TRACES, COMPILATIONS = 72, 16
 """Traces that a search makes at most, a compiled one counted as several; and the same where every prediction compiles
@@ -99,8 +101,9 @@ def search(
     exploration = Exploration(
         Space(asked, _beside_host(device), _parameters(asked, device, tools)), evaluator or InProcess(tools),
         TraceBudget(limit=COMPILATIONS if compiles else TRACES),
-        margin=tools.margin, progress=progress, for_run=for_run, keeps_numerics=comparing,
+        margin=tools.margin, for_run=for_run, keeps_numerics=comparing,
     )  # fmt: skip
+    exploration.progress = None if progress is None else partial(_tell, exploration, progress)
     if not comparing:
         exploration.ahead = known_ahead(exploration, catalogue)
     try:
@@ -110,6 +113,15 @@ def search(
     if not comparing:
         evaluate_comparisons(exploration)
     return _plan(exploration, recipe, catalogue, comparing)
+
+
+def _tell(exploration: Exploration, progress: Progress, done: int, total: int | None, text: str) -> None:
+    """Report progress behind the best that was found so far."""
+    if total is None and exploration.found and (best := choose(exploration)) is not None:
+        estimate = exploration.found[best].estimate
+        speed = f"{estimate.time.throughput:,.0f} {estimate.time.unit}"
+        text = f"{speed} in {size(estimate.memory.used)} so far, {text}"
+    progress(done, total, text)
 
 
 def _beside_host(device: Device) -> Device:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -250,56 +246,3 @@ def test_scaled_losses_accumulate_and_step():
                 optimizer.zero_grad(set_to_none=True)
     assert sum(op.name.startswith("aten._fused_adamw_") for op in tracker.ops) == 2
     assert count(tracker, "aten.native_dropout") == 6
-
-
-# Against a GPU.
-
-
-@pytest.fixture(scope="module")
-def tables():
-    path = ROOT / "benchmarks" / "cuda_op_tables.py"
-    spec = importlib.util.spec_from_file_location("cuda_op_tables", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["cuda_op_tables"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["cuda_op_tables"]
-
-
-def test_the_table_tells_a_miss_from_a_hit(tables):
-    case = next(case for case in tables.cases() if case.name == "dropout fp32")
-    found = asdict(tables.predicted(case, A100))
-    wide, byte = 4 * 512 * 1024 * 4, 4 * 512 * 1024
-    assert found["saved"] == ["[4, 512, 1024] bool"]
-    assert (found["forward_bytes"], found["forward_peak"]) == (wide + byte, wide + byte)
-    assert found["backward_bytes"] == wide
-    assert tables.differences(found, found) == []
-    for change in ({"saved": ["[1] int64"]}, {"forward_peak": wide}, {"error": "RuntimeError"}, {"nodes": []}):
-        assert len(tables.differences(found, {**found, **change})) == 1
-
-
-def test_without_a_gpu_the_table_says_so(tables, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert tables.main() == 2
-    assert "finds no CUDA device" in capsys.readouterr().err
-    names = [case.name for case in tables.cases()]
-    assert len(set(names)) == len(names)
-
-
-def test_ops_are_as_recorded_on_a_gpu(tables):
-    path = ROOT / "results" / "cuda_op_tables.json"
-    if not path.exists():
-        pytest.skip("results/cuda_op_tables.json is not recorded yet: run benchmarks/cuda_op_tables.py on a GPU")
-    record = json.loads(path.read_text())
-    version = record["environment"]["torch"]
-    if version.split("+")[0] != torch.__version__.split("+")[0]:
-        pytest.skip(f"recorded with torch {version}, and this is {torch.__version__}")
-    facts = record["gpu"]
-    device = Device(kind="cuda", name=facts["name"], memory_bytes=facts["memory_bytes"],
-                    capability=tuple(facts["capability"]))
-    missed = {}
-    for case in tables.cases():
-        misses = tables.differences(asdict(tables.predicted(case, device)), record["cases"][case.name]["measured"])
-        if misses:
-            missed[case.name] = misses
-    assert not missed

@@ -1,7 +1,7 @@
 """Memory that CUDA kernels ask the allocator for and give back while they run, which no op's result shows.
 
-Formulas are read from aten/src/ATen/native of torch 2.11 to 2.13 and name their file (without a folder: `cuda/`). Not
-yet measured on a GPU: `benchmarks/cuda_op_tables.py` does that.
+Formulas are read from aten/src/ATen/native of torch 2.11 to 2.13 and name their file (without a folder: `cuda/`). They
+were not measured one by one, but in the peaks of whole steps (`benchmarks/plan_vs_gpu.py`).
 
 Left out is what moves the peaks of training steps by less than 0.2 %: the buffers of sorting and of reductions other
 than sums of columns, what attention's forward kernels take, the rounding of its blocks; and what is a library's own, as

@@ -1,7 +1,7 @@
 """The attention functions of ours that models call: eager, SDPA, FlexAttention.
 
 Each has the signature that transformers asks of an attention function: query (B, H, T, D), key and value
-(B, heads for keys, K, D), a mask of `attention_masks`, and returns (B, T, H, D), contiguous, and None for the weights.
+(B, heads for keys, K, D), a mask of `masks`, and returns (B, T, H, D), contiguous, and None for the weights.
 What a kernel cannot honour is refused, never ignored.
 """
 

@@ -1,6 +1,6 @@
 """The kernels under our SDPA function: scaled_dot_product_attention, and the ways to keep packed documents apart.
 
-Shapes are as in `attention_functions`: query (B, H, T, D), key and value (B, heads for keys, K, D).
+Shapes are as in `functions`: query (B, H, T, D), key and value (B, heads for keys, K, D).
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def _takes_masks() -> bool:
 
 
 def packed_way(query: Tensor, value: Tensor, starts: Tensor, dropout: float, position_bias: Tensor | None) -> PackedWay:
-    """The way in which SDPA keeps packed documents apart. starts: as in `attention_masks`.
+    """The way in which SDPA keeps packed documents apart. starts: as in `masks`.
 
     rows: nothing to do: no document crosses rows, and here each fills its own.
     varlen: the variable-length flash kernel, on CUDA in half precision without dropout.
     slices: each document by itself, on the CPU outside compiled regions. With dropout, or longer than a sliding window,
         each costs memory by the square of its length, which planning does not know: there it takes a run's fullest
         global batch, of one long document a row.
-    dense: a T x T mask, the fallback for the rest. `attention.sdpa` notes it at the build where it can be known, and
+    dense: a T x T mask, the fallback for the rest. `apply.sdpa` notes it at the build where it can be known, and
         `functions.kernel_names` names it where it ran.
     """
     if starts.shape[-1] - 1 == query.shape[0]:

@@ -1,1 +1,1 @@
-"""Optimizers: those of torch and torchao, two of our own, and the state of any."""
+"""Optimizers: those of torch and torchao, AnyPrecision AdamW, and the state of any."""
