@@ -49,7 +49,8 @@ class Memory:
     host_assumed: whether what the host has is assumed.
     host_margin: how much of the host's memory is to stay free; what is left has to serve.
     host_by_category: of `host`, what is offloaded, at its own peak; empty where nothing is. The rest is not traced.
-    host_states_outside: optimizer states in host memory of what lies outside of the blocks: embeddings and head.
+    host_blocks: how many blocks have weights, gradients or optimizer states in host memory. host_states_outside: bytes
+        of these of what lies outside of the blocks: states of embeddings and head.
     drive: bytes that wait on a drive.
     given_back: cached bytes that `empty_cache_steps` gives back to the device, in so many `pieces`.
     retries: how often the allocator releases cached memory to make room, with the margin free where that serves.
@@ -71,6 +72,7 @@ class Memory:
     host_margin: int = 0
     context_uncertainty: int = 0
     host_by_category: Mapping[str, int] = field(default_factory=dict)
+    host_blocks: int = 0
     host_states_outside: int = 0
     drive: int = 0
     given_back: int = 0

@@ -18,6 +18,7 @@ from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size
 from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
 
+HELD = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
 IN_BLOCK = re.compile(r"(^|\.)\d+(\.|$)")
 SEGMENT_SECONDS = 1e-3
 """Seconds to give a segment back to the device and to take it again: assumed, as cudaMalloc was seen to take half a
@@ -93,6 +94,7 @@ def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -
         missing = 0 if rank.fits else min(replayed.missing, max(reserved - room, 0))
     fullest, kept = trace.peak(place=Place.HOST)
     host = kept + trace.untraced_bytes("host")
+    waiting = [a for a in trace.allocations if a.place is Place.HOST and a.category in HELD]
     memory = Memory(
         device_rank=rank,
         peak_allocated=allocated,
@@ -105,8 +107,9 @@ def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -
         margin=spare,
         missing=missing,
         host_by_category=by_category(trace, fullest, kept, Place.HOST) if kept else {},
-        host_states_outside=sum(a.bytes for a in trace.allocations if a.place is Place.HOST
-                                and a.category is Category.OPTIMIZER and not IN_BLOCK.search(a.module)),
+        host_blocks=len({a.module for a in waiting if IN_BLOCK.search(a.module)}),
+        host_states_outside=sum(a.bytes for a in waiting if a.category is Category.OPTIMIZER
+                                and not IN_BLOCK.search(a.module)),
         drive=trace.peak(place=Place.DRIVE)[1],
         given_back=given_back,
         pieces=pieces,

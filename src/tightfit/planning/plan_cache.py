@@ -161,7 +161,8 @@ def _machine() -> Iterator[str]:
     yield from sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(ENVIRONMENT))
     measured = calibration.FOLDER.expanduser()  # in whose parent contexts are kept that were measured
     for path in sorted([*measured.glob("*.json"), *measured.parent.glob("*.json")]):
-        yield path.read_text("utf-8", errors="replace")
+        with suppress(OSError):
+            yield path.read_text("utf-8", errors="replace")
     with suppress(NoNvml), nvml_session() as nvml:
         for card in nvml.cards():
             lost = isinstance(card, Lost)

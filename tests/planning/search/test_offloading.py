@@ -19,8 +19,10 @@ from tightfit.planning.search.evaluate import Evaluated, InProcess
 from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.host_memory import worth_filling
 from tightfit.planning.search.search import search
+from tightfit.planning.search.smallest_gpu import smallest_gpu
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
+from tightfit.techniques.offload import Host
 from tightfit.trace import Allocation, Category, Place
 
 HOST = {"name": "host", "activations": 1}
@@ -54,6 +56,14 @@ def test_states_outside_of_the_blocks_stay_first_and_before_any_blocks_own():
     assert (pinned.weights, pinned.optimizer) == (0.25, 1.0)
 
 
+def test_shares_are_of_whole_blocks_as_many_as_there_is_room_for():
+    shares = [worth_filling(evaluated(peak_reserved=reserved * GIB, host_blocks=8), KINDS).weights
+              for reserved in (19, 17, 13)]
+
+    assert shares == [0.75, 0.62, 0.25]
+    assert [round(8 * share) for share in shares] == [6, 5, 2]
+
+
 def test_a_share_that_a_person_wrote_stays():
     offload = worth_filling(evaluated(peak_reserved=13 * GIB), ["optimizer"])
 
@@ -84,6 +94,17 @@ def test_of_what_is_equally_fast_the_least_memory_counts_the_hosts():
                            more_of_the_card: evaluated(peak_reserved=10 * GIB, host=10 * GIB)}
 
     assert choose(search_so_far) == more_of_the_card
+
+
+def test_the_smallest_gpu_is_asked_of_shares_too_that_only_a_room_gave():
+    space = Space(Recipe.from_dict({**FIELDS, "compile": "off"}), CARD)
+    search_so_far = Exploration(space, InProcess(Declared(1e12, GIB, SPEEDS).tools()), TraceBudget(limit=9), margin=Margin())
+    changed = next(choice for choice in space.combinations
+                   if space.level(choice) > (0, 0) and space.needs_by_block(choice))
+    filled = space.with_value(changed, "offload", Host(weights=0.5))
+    search_so_far.found = {(filled, 1): evaluated()}
+
+    assert smallest_gpu(search_so_far, [CARD])[2].startswith("With ")
 
 
 def test_auto_shares_are_all_of_the_blocks_until_a_plan_says_otherwise():

@@ -12,13 +12,12 @@ import numpy as np
 from tightfit.devices import Device
 from tightfit.errors import ModelError, TightfitError
 from tightfit.planning.costs import Estimate, FitRank
-from tightfit.planning.estimate import Tools, estimate
+from tightfit.planning.estimate import HELD, Tools, estimate
 from tightfit.recipe import Recipe
 from tightfit.trace import Category, Trace
 
 PASSES = frozenset({"forward", "backward", "prefill", "decode"})
 """Spans that grow with the micro-batch."""
-HELD = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +132,7 @@ class InProcess:
 
     def one(self, recipe: Recipe, device: Device) -> Outcome:
         """Cost of one recipe, or the error that says why there is none. Of the allocator's settings, where they are
-        open, the usual one, unless the other fits better."""
+        open, the usual one, unless the other fits better; beside offloading, the one that reserves less."""
         best: Evaluated | None = None
         try:
             trace = self.trace(recipe, device)
@@ -142,8 +141,8 @@ class InProcess:
                 cost = estimate(trace, resolved, device, self.tools)
                 found = Evaluated.of(trace, resolved, cost, parameters_of(trace, resolved, self.tools))
                 best = found if best is None or found.fit_key < best.fit_key else best
-                if best.estimate.memory.verdict == "yes":
-                    break
+                if best.estimate.memory.verdict == "yes" and not resolved.offloaded.uses_host:
+                    break  # where host memory is used, shares go by what the allocator reserves at least
         except TightfitError as error:
             return error
         assert best is not None

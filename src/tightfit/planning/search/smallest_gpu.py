@@ -31,7 +31,7 @@ def smallest_gpu(exploration: Exploration, catalogue: Sequence[Device]) -> tuple
         return gpu, text, ""
     level, states = space.level(best), space.states(best)
     alike = [choice for choice in space.combinations if space.level(choice) == level and space.states(choice) == states]
-    _, other = _smallest(exploration, catalogue, alike)
+    _, other = _smallest(exploration, catalogue, alike or [best])  # whose shares in host memory are none of the space's
     return gpu, text, other and f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: {other}"
 
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 WAITS = {"wait", "wait_on_host", "wait_event", "synchronize", "wait_for_copies_out", "hold_copies_in",
          "wait_for_offload", "_wait_for_offloads", "_wait_for_arrival", "_free_offloaded_gradients"}
 """Methods that let one stream, or the host, wait."""
-KEPT = {"written", "free", "arriving", "latest_out", "_hold_in", "_latest", "_begun", "_latest_offloaded", "event"}
+KEPT = {"written", "free", "leaving", "arriving", "latest_out", "_hold_in", "_latest", "_begun", "_latest_offloaded",
+        "event"}
 """Attributes that keep what is to be waited for."""
 POINTS = re.compile(rf"record_event\(\)|\b({'|'.join(KEPT)}|after|out)\b")
 """In an expression for a point, or several."""

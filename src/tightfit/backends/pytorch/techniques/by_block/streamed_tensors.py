@@ -16,6 +16,10 @@ from tightfit.trace import Category
 ALIGNMENT = 256
 """Bytes at whose multiples a packed tensor begins: what CUDA's own allocations do, and compiled kernels rely on."""
 
+PIECES = 8
+"""Pieces in which an embedding's tensors are copied: its buffer is filled from the front with another's while it is
+still copied from behind, for nothing else is computed meanwhile."""
+
 Bind = Callable[[int, "Sequence[Tensor] | None"], None]
 """Put a part's tensors where the model or its optimizer looks for them; None for those that wait in host memory."""
 
@@ -58,14 +62,20 @@ class _HostCopy:
 class _DeviceBuffer:
     """Memory of the device for one part's tensors at a time.
 
-    holds: the part. arriving: the copy that brings it, until it was waited for. free: what must have ended before
-    another part is fetched.
+    pieces: parts of it that are copied one by one. holds: the part. arriving: the copies that bring it, until they were
+    waited for. free: what must have ended before another part is fetched. leaving: the same of each piece.
     """
 
     memory: Tensor
+    pieces: Sequence[slice]
     holds: int | None = None
-    arriving: Copy | None = None
+    arriving: list[Copy] = field(default_factory=list)
     free: list[StreamEvent] = field(default_factory=list)
+    leaving: list[Copy] = field(default_factory=list)
+
+    def pieces_of(self, size: int) -> list[slice]:
+        """The pieces that a part of so many bytes takes."""
+        return [slice(piece.start, min(piece.stop, size)) for piece in self.pieces if piece.start < size]
 
 
 class StreamedTensors:
@@ -133,7 +143,7 @@ class StreamedTensors:
         for host_copy in self._host_copies.values():
             host_copy.written = []
         for buffer in self._buffers.values():
-            buffer.free = []
+            buffer.free, buffer.leaving = [], []
 
     def prefetch(self, part: int | None) -> None:
         """Begin to copy a part's tensors to the device, unless they are there or under way."""
@@ -142,8 +152,10 @@ class StreamedTensors:
         host_copy, buffer = self._host_copies[part], self._buffer(part)
         if buffer.holds == part or buffer in self._fetched.values():
             return
-        target, after = buffer.memory[: host_copy.packing.bytes], [*buffer.free, *host_copy.written]
-        buffer.holds, buffer.arriving = part, self._transfers.to_device(host_copy.memory, target, after, keep=False)
+        buffer.holds, after = part, [*buffer.free, *host_copy.written]
+        buffer.arriving = [self._transfers.to_device(host_copy.memory[piece], buffer.memory[piece],
+                                                     [*after, *buffer.leaving[number : number + 1]], keep=False)
+                           for number, piece in enumerate(buffer.pieces_of(host_copy.packing.bytes))]
 
     def fetch(self, part: int, next_part: int | None = None) -> None:
         """Use a part's tensors on the device from here on, and prefetch those of the part `next_part`."""
@@ -151,9 +163,7 @@ class StreamedTensors:
             self.prefetch(part)
             buffer = self._buffer(part)
             assert buffer.holds == part, "another part's tensors are in use in its buffer"
-            if buffer.arriving is not None:
-                buffer.arriving.wait()
-                buffer.arriving = None
+            self._wait_for_arrival(buffer)
             self._fetched[part] = buffer
             self._bind(part, self._host_copies[part].packing.views(buffer.memory))
         self.prefetch(next_part)
@@ -162,14 +172,14 @@ class StreamedTensors:
         """The part's tensors were changed on the device: copy them into host memory."""
         if part in self._fetched:
             host_copy, buffer = self._host_copies[part], self._fetched[part]
-            size = host_copy.packing.bytes
-            host_copy.written = [self._transfers.to_host(buffer.memory[:size], host_copy.memory, keep=False)]
+            host_copy.written = [self._transfers.to_host(buffer.memory[piece], host_copy.memory[piece], keep=False)
+                                 for piece in buffer.pieces_of(host_copy.packing.bytes)]
 
     def release(self, part: int) -> None:
         """The part's tensors are not used any more for now."""
         buffer = self._fetched.pop(part, None)
         if buffer is not None:
-            buffer.free = [self._transfers.record_event(), *self._host_copies[part].written]
+            buffer.free, buffer.leaving = [self._transfers.record_event()], self._host_copies[part].written
             self._bind(part, None)
 
     def invalidate(self) -> None:
@@ -216,12 +226,15 @@ class StreamedTensors:
                 self._transfers.wait_for_copies_out()  # which may read the memory that is given back
                 self._wait_for_arrival(buffer)
             memory = torch.empty(size, dtype=torch.uint8, device=self._transfers.device)
-            buffer = self._buffers[number] = _DeviceBuffer(memory)
+            piece = size if part < self._blocks else -(-size // (PIECES * ALIGNMENT)) * ALIGNMENT
+            pieces = [slice(start, start + piece) for start in range(0, size, piece)]
+            buffer = self._buffers[number] = _DeviceBuffer(memory, pieces)
             active_watch().holds(memory, self._category, None)
             self._transfers.hold_copies_in()  # others may have used this memory until now
         return buffer
 
     def _wait_for_arrival(self, buffer: _DeviceBuffer) -> None:
-        """A buffer's memory is about to be given back: nothing may arrive there any more."""
-        if buffer.arriving is not None:
-            buffer.arriving.wait()
+        """What is on its way to a buffer is there from here on."""
+        for copy in buffer.arriving:
+            copy.wait()
+        buffer.arriving = []
