@@ -48,6 +48,8 @@ CASES = (
     Case("prediction", "gpt2", "rtx-4090"),
     Case("prediction", "bert-large", "t4"),
     Case("search", "llama-3.1-8b", "h100-sxm"),
+    Case("search", "llama-3.1-8b", "rtx-4070-ti-super",
+         ("trainable=lora", "base=nf4", "seq_len=2048", "batch_size=16")),
     Case("search", "llama-3.2-1b", "rtx-4090"),
     Case("search", "gpt2", "rtx-4090"),
     Case("search", "gpt2-xl", "a100-40gb-sxm", ("allow_numerics=true",)),

@@ -1,4 +1,4 @@
-"""The task of a recipe that names none: its model's."""
+"""What a recipe's model says where it says nothing: its task, and how weights that were trained before are trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tightfit.backends.pytorch.own_loop import apply
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe, load_recipe
-from tightfit.recipe.model_task import task_of
+from tightfit.recipe.model_task import FURTHER, task_of
+from tightfit.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("classes", [True, "GPT2LMHeadModel", {"a": 1}, None])
@@ -92,3 +93,27 @@ def test_a_modules_task_is_read_through_what_is_made_from_its_class_or_put_aroun
     assert as_recipe({"task": "causal-lm"}, tagger).task == "causal-lm"
     with pytest.raises(RecipeError, match="of no task here"):
         apply(tagger, {})
+
+
+def test_weights_that_were_trained_before_are_trained_further_at_a_lower_rate(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    saved, usual = str(tmp_path), Recipe().learning_rate
+    module = type("Loaded", (), {"named_parameters": list, "config": SimpleNamespace(_name_or_path="owner/model")})()
+    for further in (load_recipe(saved), load_recipe("owner/model"), as_recipe({"seq_len": 8}, saved),
+                    as_recipe(Recipe(model=saved)), as_recipe({}, module), as_recipe(None, module)):
+        assert further.learning_rate == FURTHER < usual
+    for other in (load_recipe(saved, ["trainable=lora"]), load_recipe(saved, ["pretrained=false"]),
+                  load_recipe("gpt2"), as_recipe({}, SimpleNamespace(named_parameters=list))):
+        assert other.learning_rate == usual
+    assert load_recipe(saved, ["learning_rate=0.1"]).learning_rate == 0.1
+    assert as_recipe(TrainingArguments(learning_rate=0.1), saved).learning_rate == 0.1
+
+
+def test_weights_that_were_trained_before_learn_from_named_data_alone(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    for recipe in (None, {"seq_len": 8}, Recipe(seq_len=8), TrainingArguments()):
+        with pytest.raises(RecipeError, match=r"^data: none is named, and '.*' was trained before; write data=<a file"):
+            Trainer(str(tmp_path), recipe)
+    assert Trainer(str(tmp_path), {"data": "stdlib"}).recipe.data.source == "stdlib"
+    assert Trainer(str(tmp_path), {}, dataset=[{"input_ids": [1, 2]}]).recipe.model == str(tmp_path)
+    assert Trainer("gpt2").recipe.data.source == "stdlib"

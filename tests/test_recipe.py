@@ -300,7 +300,7 @@ def test_a_merged_yaml_key_may_be_written_over(tmp_path: Path):
 
 def test_a_model_is_a_recipe_by_its_hugging_face_id_or_its_folder(tmp_path: Path):
     recipe = load_recipe("facebook/opt-125m")
-    assert recipe == Recipe(model="facebook/opt-125m", task="causal-lm")
+    assert recipe == Recipe(model="facebook/opt-125m", task="causal-lm", learning_rate=2e-5)
     folder = tmp_path / "runs" / "model"
     folder.mkdir(parents=True)
     with pytest.raises(RecipeError, match=r"\.yaml"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,13 +28,27 @@ from tightfit.recipe.yaml import apply_overrides
     ("nothing", []),
 ])  # fmt: skip
 def test_fields(typed: str, offered: list[str]) -> None:
-    assert complete_override(typed)[: len(offered) or None] == offered
+    assert offered_for(typed)[: len(offered) or None] == offered
+
+
+@pytest.mark.parametrize(("before", "typed", "offered"), [
+    (["compile=off", "optimizer", "="], "adaf", ["adafactor"]),  # words as bash breaks them
+    (["optimizer"], "", ["auto", "adamw"]),
+    (["loss", "=", "chunked"], "pr", ["pretrained=", "precision=", "profile_step="]),
+])
+def test_a_value_is_offered_alone_where_its_field_is_a_word_of_its_own(before, typed, offered) -> None:
+    assert offered_for(typed, before)[: len(offered)] == offered
+
+
+def offered_for(typed: str, before: list[str] | None = None) -> list[str]:
+    return complete_override(SimpleNamespace(params={"overrides": before}), typed)
 
 
 def test_what_is_offered_for_a_field_is_one_that_it_takes() -> None:
     for field in Recipe.model_fields:
-        assert complete_override(f"{field}=")[0] == f"{field}="
-        for word in complete_override(f"{field}=")[1:]:
+        first, *words = offered_for(f"{field}=")
+        assert first == f"{field}="
+        for word in words:
             Recipe.from_dict(apply_overrides({"eval_steps": 1}, [word]))
 
 
@@ -48,6 +63,7 @@ def test_names() -> None:
     (["tightfit", "tra"], "train"),
     (["tightfit", "train", "gpt2-l"], "gpt2-large"),
     (["tightfit", "plan", "gpt2", "--gpu", "rtx-409"], "rtx-4090"),
+    (["tightfit", "train", "gpt2", "optimizer", "=", "adaf"], "adafactor"),
 ])  # fmt: skip
 def test_bash_is_answered(words: list[str], offered: str) -> None:
     asked = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1), "_TIGHTFIT_COMPLETE": "complete_bash"}

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from tests.data.helpers import FACTS, recipe, texts, write_jsonl
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
+from tightfit.data.chat import question
 from tightfit.data.samples import Packed
 from tightfit.data.tokenizer_choice import train_bpe
 from tightfit.data.tokenizing import END, bare_tokenizer, name_end
@@ -399,3 +400,9 @@ def test_a_trained_tokenizer_has_the_templates_markers_and_the_model_ends_its_tu
     assert saved.tokenize("<|im_start|>user")[0] == "<|im_start|>"
     kept = json.loads((tmp_path / "run" / "model" / "generation_config.json").read_text())["eos_token_id"]
     assert kept == [saved.convert_tokens_to_ids("<|endoftext|>"), end]
+
+
+def test_a_prompt_is_asked_by_the_user_of_a_conversation(tmp_path, tokenizer):
+    data, _ = prepared(tmp_path, tokenizer, CHATS)
+    asked = data.tokenizer.backend.decode(question(data.tokenizer, "Who?"))
+    assert asked == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"

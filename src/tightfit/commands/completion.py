@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args, get_origin
 
+import typer
+
 
 def complete_recipe(incomplete: str) -> list[str]:
     """Bundled recipes and models."""
@@ -19,10 +21,14 @@ def complete_gpu(incomplete: str) -> list[str]:
     return [name for name in ("all", "cpu", *gpu_names()) if name.startswith(incomplete)]
 
 
-def complete_override(incomplete: str) -> list[str]:
-    """A recipe's fields as `field=`; one that is clear already with the values that it takes, or its default."""
+def complete_override(context: typer.Context, incomplete: str) -> list[str]:
+    """A recipe's fields as `field=`; one that is clear already with the values that it takes, or its default. Bash
+    breaks words at `=`, and asks for the value alone."""
     from tightfit.recipe import Recipe
 
+    before = [word for word in context.params.get("overrides") or [] if word != "="][-1:]
+    if before and before[0] in Recipe.model_fields:
+        return [value for value in _values(before[0]) if value.startswith(incomplete)]
     start, equals, _ = incomplete.partition("=")
     fields = [field for field in Recipe.model_fields if (field == start if equals else field.startswith(start))]
     words = [f"{field}=" for field in fields]

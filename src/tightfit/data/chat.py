@@ -187,6 +187,13 @@ def _held(messages: list[Message]) -> tuple[list[Message], int]:
     return held, turns[-1] + 1 if turns else 0
 
 
+def question(tokenizer: Tokenizer, says: str) -> list[int]:
+    """The tokens of a conversation that a user begins, up to where the assistant's answer begins. Raises DataError."""
+    asked = Conversation(messages=[{"role": "user", "content": says}], tools=None, origin="sample_prompt")
+    ((ids, _),) = tokenizer.located([_Template(tokenizer.backend)._written(asked, prompt=True)[0]], False)
+    return ids
+
+
 def turn_end(tokenizer: Tokenizer, rows: Iterable[Row]) -> int | None:
     """The token with which the chat template ends the assistant's turn in the first of the conversations that has one;
     None where it does so by none that is never cut."""

@@ -190,6 +190,7 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
         raise DataError(f"data: there is no {what} in the documents of {split.corpus.name}: {why}")
     samples = partial(_text_samples, recipe=recipe, facts=facts, tokenizer=tokenizer, packed=packed)
     held = evaluation if len(evaluation.streams[TEXT]) else None
+    spare = 2 * tokenizer.vocab_size < facts.vocab_size
     return Prepared(
         train=samples(train),
         evaluation=None if held is None else samples(held),
@@ -198,6 +199,8 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
         classes=dict(enumerate(names)) or None,
         unlearned=unlearned(train.streams.get(LEARNED), None if packed else recipe.seq_len),
         turn_end=turn_end(tokenizer, split.corpus.rows()) if MESSAGES in wanted else None,
+        notes=(f"vocab_size: the tokenizer has {tokenizer.vocab_size:,} tokens, and the model rows for "
+               f"{facts.vocab_size:,}; write vocab_size={tokenizer.vocab_size} for a smaller model",) * spare,
     )
 
 

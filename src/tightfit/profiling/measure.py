@@ -118,7 +118,7 @@ def predicted_profile(recipe: Recipe, target: Target, log: Callable[[str], None]
     _check_trains(recipe)
     backend = load_backend(recipe.backend.name)
     recipe, plan = resolve_auto(recipe, target, backend, log)
-    log(f"predicting a step on {target.device.name}")
+    log(f"predicting a step of {recipe.model} on {target.device.name}")
     fields = _predicted(backend.predict(recipe, target.device), recipe, target)
     return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.calibration is not None,
                    versions=installed((*recipe.backend.libraries, "tightfit")), **fields), plan

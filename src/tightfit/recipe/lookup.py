@@ -10,7 +10,7 @@ from tightfit.bundled import BUNDLED, bundled_recipes, refusal_of
 from tightfit.errors import RecipeError, UnknownRecipe, closest, cut, nearest, shown
 from tightfit.model_facts import facts_of, model_facts
 from tightfit.models import FACTORY, HUB_ID
-from tightfit.recipe.model_task import with_task
+from tightfit.recipe.model_task import with_defaults, with_task
 from tightfit.recipe.schema import Recipe
 from tightfit.recipe.yaml import apply_overrides, read_yaml
 
@@ -49,7 +49,7 @@ def load_recipe(
     if cuda:
         values = {**values, **on_cuda}
     if training_arguments is None:
-        fields = with_task(apply_overrides(values, overrides), module)
+        fields = with_defaults(apply_overrides(values, overrides), module)
         return _shorter(Recipe.from_dict(fields), fields, name)
     from tightfit.recipe.hf_arguments.table import arguments_of
 
@@ -93,12 +93,12 @@ def as_recipe(
     module = None if named else model
     if isinstance(recipe, Recipe):
         fields = {field: value for field, value in recipe.to_dict().items() if field in recipe.model_fields_set}
-        found = with_task({**fields, **named}, module)
-        return recipe if found == fields else Recipe.from_dict({**recipe.to_dict(), **found})
+        found = with_defaults({**fields, **named}, module)
+        return recipe if found == fields else Recipe.from_dict(found)
     if recipe is None:
-        return load_recipe(named["model"], cuda=cuda) if named else Recipe.from_dict(with_task({}, module))
+        return load_recipe(named["model"], cuda=cuda) if named else Recipe.from_dict(with_defaults({}, module))
     if isinstance(recipe, Mapping):
-        return Recipe.from_dict(with_task({**recipe, **named}, module))
+        return Recipe.from_dict(with_defaults({**recipe, **named}, module))
     if isinstance(recipe, str | Path):
         replaced = [f"{field}={value}" for field, value in named.items()]
         return load_recipe(str(recipe), [*words, *replaced], cuda=cuda, training_arguments=training_arguments,

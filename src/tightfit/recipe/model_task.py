@@ -1,14 +1,16 @@
-"""The task that a model is for: a bundled one, one saved in a folder or the hub's cache, a module of the caller's."""
+"""What a model says of its recipe: the task that it is for, whether bundled, saved in a folder or the hub's cache, or a
+module of the caller's; and the learning rate where it is trained further."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tightfit.bundled import BUNDLED
+from tightfit.bundled import BUNDLED, HUB_NAMES
 from tightfit.errors import RecipeError
 from tightfit.models import HUB_ID
 from tightfit.tasks import TASKS
@@ -19,8 +21,31 @@ CLASSES = (
     ("ForSequenceClassification", "sequence-classification"), ("ForImageClassification", "image-classification"),
 )  # fmt: skip
 """Parts of the names of transformers' classes, and the task of each."""
+FURTHER = 2e-5
+"""Learning rate of all weights of a model that was trained before: trl's SFTConfig has it as its default."""
 HEAD = re.compile(r"For[A-Z]|DoubleHeadsModel")
 """Pattern in the names of transformers' classes that have a task head."""
+
+
+def brings_weights(values: Mapping[str, Any], module: Any = None) -> bool:
+    """Whether the model of a recipe's values, or the caller's module in its place, was trained before: one of a folder
+    or of the Hugging Face hub."""
+    if module is not None:
+        return bool(getattr(getattr(inner_module(module), "config", None), "_name_or_path", ""))
+    name = values.get("model")
+    if not isinstance(name, str) or name in BUNDLED or values.get("pretrained") not in (None, True):
+        return False
+    with suppress(OSError, ValueError, RuntimeError):  # of text that is no name, which is said where the model is read
+        return name in HUB_NAMES or bool(HUB_ID.fullmatch(name)) or Path(name).expanduser().is_dir()
+    return False
+
+
+def with_defaults(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
+    """A recipe's values with what its model, or the caller's module in its place, says where they say nothing: the
+    task (`with_task`), and a learning rate for weights that were trained before and all are trained further."""
+    values = with_task(values, module)
+    every = values.get("trainable", "all") in ("all", {"name": "all"})
+    return {"learning_rate": FURTHER, **values} if every and brings_weights(values, module) else values
 
 
 def with_task(values: dict[str, Any], module: Any = None) -> dict[str, Any]:

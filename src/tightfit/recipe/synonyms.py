@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 FIELDS: Mapping[str, str] = {
+    "name": "output_dir=runs/...", "run_name": "output_dir=runs/...",
     "lr": "learning_rate=...", "epochs": "num_train_epochs=...", "num_epochs": "num_train_epochs=...",
     "warmup_ratio": "warmup_steps=..., which below 1 is a share of all steps",
     "dtype": "precision=...", "torch_dtype": "precision=...", "amp": "precision=...",

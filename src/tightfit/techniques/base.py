@@ -31,7 +31,10 @@ class Base(Technique):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
-        if not recipe.trainable.freezes and recipe.mode == "train":
+        if recipe.mode == "inference":
+            reasons.append(f"generating with {self.name} weights is not planned; write base=as-is, which holds them as "
+                           "the precision says")
+        elif not recipe.trainable.freezes:
             reasons.append(f"{self.name} is how frozen weights are held, and trainable=all trains every one; write "
                            "trainable=lora, or base=as-is")
         return reasons

@@ -14,7 +14,7 @@ from tightfit.backends.base import Backend
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.splitting import Progress
 from tightfit.devices import Device, listed_device
-from tightfit.errors import Refused
+from tightfit.errors import RecipeError, Refused
 from tightfit.model_facts import ModelFacts, model_facts, module_facts
 from tightfit.models import read_config
 from tightfit.planning.defaults import other_than_usual
@@ -22,6 +22,7 @@ from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe
+from tightfit.recipe.model_task import brings_weights
 from tightfit.system import cores
 from tightfit.tasks import get_task
 from tightfit.text import counted
@@ -143,6 +144,14 @@ def recipe_for_machine(
     facts = model_facts(found) if model is None or isinstance(model, str) else module_facts(model, found)
     longest = max(RowExamples.of(each, found, facts, name).longest() for name, each in given.items())
     return found.override(seq_len=min(longest, facts.max_positions or longest))
+
+
+def require_data(recipe: Recipe, module: Any = None) -> None:
+    """Raise RecipeError where a model that was trained before would learn from the usual text, for none is named."""
+    if "source" not in recipe.data.model_fields_set and brings_weights(recipe.to_dict(), module):
+        model = "your model" if module is not None else repr(recipe.model)
+        raise RecipeError(f"data: none is named, and {model} was trained before; write data=<a file, a folder or a "
+                          "Hugging Face dataset>, or data=stdlib for the Python standard library's own source")
 
 
 def training_global_batches(recipe: Recipe) -> GlobalBatchLoader:

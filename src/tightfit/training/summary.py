@@ -6,18 +6,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import ConfigDict, TypeAdapter
 
-from tightfit.errors import OutOfMemory
+from tightfit.errors import DataError, OutOfMemory
 from tightfit.metrics import metrics_text
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
-from tightfit.text import percent, size
+from tightfit.text import counted, percent, size
 from tightfit.training.run_folder import SUMMARY, finite
 
 if TYPE_CHECKING:
@@ -189,8 +190,8 @@ def summarize(
     )
 
 
-def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, named: bool) -> str:
-    """One line on what is about to be trained."""
+def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, named: bool, read: bool) -> str:
+    """One line on what is about to be trained. named, read: whether the recipe names the model, and the data."""
     weights = ""
     if named and resolve_source(recipe).kind == "bundled":
         weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
@@ -199,17 +200,25 @@ def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, n
     if counts.trained != counts.every:
         parts.append(f"{counts.trained:,} are trained ({percent(counts.trained / counts.every)})")
     of_which = f", of which {' and '.join(parts)}{weights and ','}" if parts else ""
-    return (f"{model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples, "
-            f"{global_batches:,} steps an epoch; micro_batch_size {recipe.micro_batch_size}")
+    source = recipe.data.source if read else "your rows"
+    return (f"{model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples of "
+            f"{source}, {global_batches:,} steps an epoch; {counted(recipe.max_steps, 'step')} at learning_rate "
+            f"{recipe.learning_rate:g}, micro_batch_size {recipe.micro_batch_size}")
 
 
 def sample_text(recipe: Recipe, step: Step, data: Prepared, log: Callable[[str], None]) -> str | None:
     """The recipe's prompt, continued by the trained model; None where there is none to continue."""
     if recipe.sample_prompt is None or get_task(recipe.task).predicts != "next" or data.tokenizer is None:
         return None
+    answers = data.turn_end is not None  # it learned from conversations, and answers in one
+    encode = data.tokenizer.encode_prompt
+    if answers:
+        from tightfit.data.chat import question  # for these alone
+
+        encode = partial(question, data.tokenizer)
     try:
-        prompt = data.tokenizer.encode_prompt(recipe.sample_prompt)
-    except (TypeError, UnicodeError):  # such as a lone surrogate
+        prompt = encode(recipe.sample_prompt)
+    except (TypeError, UnicodeError, DataError):  # such as a lone surrogate
         prompt = []
     if not prompt:
         log("no sample: sample_prompt holds no token to begin with")
@@ -221,4 +230,4 @@ def sample_text(recipe: Recipe, step: Step, data: Prepared, log: Callable[[str],
         return None
     ends = (data.tokenizer.end_id, data.turn_end)
     tokens = list(takewhile(lambda token: token not in ends, tokens))
-    return recipe.sample_prompt + data.tokenizer.decode(tokens)
+    return recipe.sample_prompt + "\n" * answers + data.tokenizer.decode(tokens)

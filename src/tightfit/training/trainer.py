@@ -28,7 +28,7 @@ from tightfit.training.metrics_log import MetricsLog, require_trackers
 from tightfit.training.model_folder import finish_model, loaded_by
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.schedule import length_field, respaced
-from tightfit.training.session import Session, open_session, recipe_for_machine
+from tightfit.training.session import Session, open_session, recipe_for_machine, require_data
 from tightfit.training.state import TrainerState
 from tightfit.training.summary import Summary, beginning, sample_text, summarize
 
@@ -74,6 +74,8 @@ class Trainer:
             raise RecipeError("mode: 'inference' is for planning, and trains nothing; write mode=train, or run "
                               "tightfit plan with this recipe")
         self.module = None if model is None or isinstance(model, str) else model
+        if dataset is None:
+            require_data(self.recipe, self.module)
         shown = Terminal(LastingConsole(stderr=True, soft_wrap=True)) if progress else Listener()
         self.listener: Listener = listener or shown
         self.listener.unit = TASKS[self.recipe.task].unit
@@ -166,8 +168,7 @@ class Trainer:
             from tightfit.recipe.hf_arguments.table import without_effect  # for recipes from them
 
             if ignored := without_effect(recipe.hugging_face):
-                self.listener.message("hugging_face: these arguments of the Hugging Face Trainer's have no effect "
-                                      f"here: {', '.join(ignored)}")
+                self.listener.message(ignored)
         require_trackers(recipe)  # before data is prepared
         session = open_session(recipe, self.listener.message, module=self.module, resumed=saved is not None and kept)
         session.check_memory(self.listener.message)
@@ -199,7 +200,8 @@ class Trainer:
         for note in (*data.notes, *build.notes):
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
-        self.listener.message(beginning(recipe, step, data, len(source), self.module is None))
+        self.listener.message(beginning(recipe, step, data, len(source), self.module is None,
+                                        self.dataset is None))
         before = folder.saved_recipe()
         if world.rank == 0:
             folder.write_recipe(recipe)

@@ -98,7 +98,8 @@ def test_of_what_is_equally_fast_the_least_memory_counts_the_hosts():
 
 def test_the_smallest_gpu_is_asked_of_shares_too_that_only_a_room_gave():
     space = Space(Recipe.from_dict({**FIELDS, "compile": "off"}), CARD)
-    search_so_far = Exploration(space, InProcess(Declared(1e12, GIB, SPEEDS).tools()), TraceBudget(limit=9), margin=Margin())
+    search_so_far = Exploration(space, InProcess(Declared(1e12, GIB, SPEEDS).tools()), TraceBudget(limit=9),
+                                margin=Margin())
     changed = next(choice for choice in space.combinations
                    if space.level(choice) > (0, 0) and space.needs_by_block(choice))
     filled = space.with_value(changed, "offload", Host(weights=0.5))

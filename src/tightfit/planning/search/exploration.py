@@ -70,7 +70,8 @@ class Exploration:
     @property
     def decided_fields(self) -> tuple[str, ...]:
         """The fields that the search decides, for reading."""
-        return ("micro_batch_size", *self.space.fields)
+        size = "micro_batch_size" if self.space.recipe.mode == "train" else "batch_size"
+        return (size, *self.space.fields)
 
     def usable_bytes(self, worst: FitRank) -> int:
         """Bytes for the allocator, less the margin where that is to stay free."""
@@ -94,10 +95,10 @@ class Exploration:
         return self.space.recipe.batch_size / max(seconds, 1e-12)
 
     def has_room(self, pair: Pair) -> bool:
-        """Whether what was evaluated recomputes nothing and keeps nothing in the host's memory, so that blocks there
-        would gain nothing."""
+        """Whether what was evaluated keeps nothing in the host's memory and recomputes nothing, or holds little that
+        could wait there, as beside frozen weights: blocks there would gain nothing."""
         recipe = self.found[pair].recipe
-        return not recipe.recomputes and not recipe.offloaded.uses_host
+        return not recipe.offloaded.uses_host and (not recipe.recomputes or recipe.trainable.freezes)
 
     def evaluate(self, pairs: Iterable[Pair]) -> None:
         """Evaluate what was not, as much of it as may be traced. Raises TraceBudgetExceeded where that is nothing."""

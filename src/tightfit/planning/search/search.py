@@ -43,6 +43,7 @@ from tightfit.planning.search.wording import choices_text
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
+from tightfit.recipe.hf_arguments.table import without_effect
 from tightfit.tasks import TASKS
 from tightfit.text import size
 
@@ -173,7 +174,7 @@ def _plan(exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device],
     return Plan(
         device=exploration.device, asked=recipe, candidates=candidates,
         chosen=candidates[0] if best is not None else None, answers=answers,
-        notes=(*notes, *exploration.notes,
+        notes=(*notes, *exploration.notes, *filter(None, [without_effect(recipe.hugging_face)]),
                *(f"left out: {reason}" for reason in dict.fromkeys(exploration.refused.values()))),
         tried=len(exploration.considered) * len(exploration.sizes), predictions=exploration.budget.made,
     )  # fmt: skip

@@ -34,7 +34,8 @@ def choices_text(recipe: Recipe, other: Recipe | None = None, fields: Sequence[s
     recipe = without_open_allocator(recipe)
     other = None if other is None else without_open_allocator(other)
     searched = (slot for slot, variants in VARIANTS.items() if any(variant.auto_on for variant in variants))
-    every = ("micro_batch_size", *(searched if other is not None else VARIANTS), "expandable_segments")
+    sizes = ("micro_batch_size",) if recipe.mode == "train" else ("batch_size",)
+    every = (*sizes, *(searched if other is not None else VARIANTS), "expandable_segments")
     shown = [field for field in every if (field in fields if other is None else
                                           getattr(recipe, field) != getattr(other, field))]
     changes = (_difference(field, getattr(recipe, field), getattr(other, field, None)) for field in shown)

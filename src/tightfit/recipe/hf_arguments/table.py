@@ -170,13 +170,13 @@ def arguments_of(field: str) -> tuple[str, ...]:
     return FIELDS.get(field, (field,) if field in MAPPED else ())
 
 
-def without_effect(kept: Mapping[str, Any]) -> list[str]:
+def without_effect(kept: Mapping[str, Any]) -> str:
     """The arguments in `hugging_face` that ask for something other than their defaults and that no field says, with
-    what to write instead where there is something."""
+    what to write instead where there is something, as a sentence; empty where there are none."""
     named = sorted(name for name, value in kept.items() if name not in SPELLED and value != DEFAULTS.get(name))
     if str(kept.get("optim")).startswith("paged_"):
         named.append("paging of the optimizer, which is bitsandbytes' own (write offload=host)")
-    return named
+    return f"hugging_face: without effect here: {', '.join(named)}" if named else ""
 
 
 def fields_of(name: str) -> list[str]:
