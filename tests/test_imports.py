@@ -58,6 +58,7 @@ LAYERS = (
     ("tightfit.recipe.yaml",),
     ("tightfit.recipe.synonyms", "tightfit.recipe.best_metric"),
     ("tightfit.recipe.hf_arguments.table",),
+    ("tightfit.recipe.hf_arguments.sft",),
     ("tightfit.model_facts",),
     ("tightfit.models",),
     ("tightfit.hub",),

@@ -51,9 +51,9 @@ def load_recipe(
     if training_arguments is None:
         fields = with_defaults(apply_overrides(values, overrides), module)
         return _shorter(Recipe.from_dict(fields), fields, name)
-    from tightfit.recipe.hf_arguments.table import arguments_of
+    from tightfit.recipe.hf_arguments.reading import left_by_arguments
 
-    fields = apply_overrides({field: v for field, v in values.items() if not arguments_of(field)}, overrides)
+    fields = apply_overrides(left_by_arguments(values, training_arguments), overrides)
     if "model" not in fields:
         raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "
                           "model=gpt2")
@@ -165,10 +165,10 @@ def recipe_hint(name: str, also: Iterable[str] = ()) -> str:
 
 
 def _shorter(recipe: Recipe, fields: Mapping[str, Any], name: str | None, module: Any = None) -> Recipe:
-    """The recipe with the `seq_len` that its model's positions allow, where `fields` name none and that is less than
-    the default; of the caller's module, and else of a model on this machine that `name` names."""
-    if "seq_len" in fields:  # to read a model's configuration takes seconds
-        return recipe
+    """The recipe with the `seq_len` that its model's positions allow, where `fields` name none, arguments none but the
+    default, and that is less; of the caller's module, and else of a model on this machine that `name` names."""
+    if "seq_len" in fields or recipe.seq_len != Recipe.model_fields["seq_len"].default:
+        return recipe  # to read a model's configuration takes seconds
     if module is not None:
         positions = facts_of(getattr(module, "config", None), recipe).max_positions
     elif recipe.model == name and (name in BUNDLED or Path(name).is_dir()):

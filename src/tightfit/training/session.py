@@ -140,10 +140,12 @@ def recipe_for_machine(
             or any(word.partition("=")[0].strip() == "seq_len" for word in words)):
         return found
     from tightfit.data.rows import RowExamples  # for these alone
+    from tightfit.recipe.hf_arguments.reading import is_sft_config
 
     facts = model_facts(found) if model is None or isinstance(model, str) else module_facts(model, found)
     longest = max(RowExamples.of(each, found, facts, name).longest() for name, each in given.items())
-    return found.override(seq_len=min(longest, facts.max_positions or longest))
+    limits = [found.seq_len] if is_sft_config(recipe) else []  # which cuts rows
+    return found.override(seq_len=min(longest, *limits, facts.max_positions or longest))
 
 
 def require_data(recipe: Recipe, module: Any = None) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tightfit.errors import RecipeError, nearest
 from tightfit.metrics import METRICS
 from tightfit.recipe.best_metric import reasons_against
-from tightfit.recipe.hf_arguments import table
+from tightfit.recipe.hf_arguments import sft, table
 from tightfit.recipe.hf_arguments.reading import read_arguments
 from tightfit.recipe.yaml import explain
 from tightfit.techniques import SLOTS
@@ -43,7 +43,9 @@ def from_training_arguments(
 ) -> R:  # fmt: skip
     """The recipe that says what the arguments say, as `Recipe.from_training_arguments` describes it. `fields` replace
     what arguments say, whole: `optimizer` its weight decay too."""
-    written, unknown = read_arguments(source)
+    written, own, reasons = read_arguments(source)
+    said_by_own, unsaid = sft.recipe_values(own, sft.paths(fields))
+    reasons += unsaid
     if isinstance(steps := fields.get("max_steps"), int):
         written["max_steps"] = steps
     if "device" in fields:
@@ -51,13 +53,14 @@ def from_training_arguments(
     try:
         given = _complete(written)
     except RecipeError as error:
-        raise RecipeError("; ".join([*unknown, str(error)])) from None
+        raise RecipeError("; ".join([*reasons, str(error)])) from None
     replaced = {name for field in fields for name in table.arguments_of(field)}
     # What other fields are read from too is read although it is replaced.
     shared = {*table.arguments_of("batch_size"), "max_steps", "use_cpu"}
     consulted = {**written, **{name: table.DEFAULTS[name] for name in replaced - shared}}
     # The Trainer's models make whole logits, and it evaluates on all that it is given.
-    recipe = _recipe(recipe_type, consulted, {"loss": "plain", "eval_samples": None}, fields, unknown)
+    recipe = _recipe(recipe_type, consulted, {"loss": "plain", "eval_samples": None},
+                     sft.beneath(said_by_own, fields), reasons)
     data, changes = recipe.data, Arguments()
     whole = data is fields.get("data") or "eval_fraction" in data.model_fields_set
     if recipe.eval_steps is None and not whole:  # and trains on all of it
@@ -182,8 +185,6 @@ def _complete(given: Mapping[str, Any]) -> Arguments:
         a["report_to"] = "none"
     elif isinstance(a["report_to"], str) and a["report_to"] != "none":
         a["report_to"] = [a["report_to"]]
-    if a["hub_token"] == "<HUB_TOKEN>":  # to_dict writes this, with a token or without
-        a["hub_token"] = None
     for name in ("lr_scheduler_kwargs", "fsdp", "fsdp_config", "deepspeed", "debug", "disable_tqdm"):
         a[name] = a[name] or table.DEFAULTS[name]  # empty, or false, says the same as no value
     usual = {"even_batches": True, "use_seedable_sampler": True}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import RecipeError
-from tightfit.recipe.hf_arguments import table
+from tightfit.recipe.hf_arguments import sft, table
 
 RENAMED: Mapping[str, str] = {
     "evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu",
@@ -27,13 +27,14 @@ DROPPED = ("push_to_hub_token", "_n_gpu")
 """A secret, which `to_dict` hides, and what a machine happened to have."""
 
 
-def read_arguments(source: Any) -> tuple[dict[str, Any], list[str]]:
-    """The arguments that `source` names, as plain values: strings, numbers, lists and mappings; and a sentence on each
-    that tightfit does not know.
+def read_arguments(source: Any) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """The arguments that `source` names, as plain values: strings, numbers, lists and mappings; apart from them
+    SFTConfig's own, all or none; and a sentence on each that tightfit does not know.
 
     Such ones of an object are left out while they have their default. Raises RecipeError for a file that cannot be
     read, and for what is no TrainingArguments.
     """
+    names = {*table.DEFAULTS, *table.ASIDE, *sft.OWN}
     if isinstance(source, str | Path):
         given = _read_json(Path(source))
     elif isinstance(source, Mapping):
@@ -41,16 +42,33 @@ def read_arguments(source: Any) -> tuple[dict[str, Any], list[str]]:
     elif dataclasses.is_dataclass(source) and hasattr(source, "per_device_train_batch_size"):
         usual = {field.name: field.default for field in dataclasses.fields(source)}
         values: dict[str, Any] = source.to_dict()  # type: ignore[union-attr]
-        given = {name: value for name, value in values.items() if name in table.DEFAULTS or value != usual[name]}
+        values |= {name: getattr(source, name) for name in ("eos_token", "pad_token") if name in values}  # hidden there
+        if not is_sft_config(source):  # another of trl's, whose names mean something else
+            names -= {*sft.OWN, *sft.KEPT}
+        given = {name: value for name, value in values.items()
+                 if name in names - table.ASIDE.keys() or value != usual[name]}
     else:
         raise RecipeError(
             f"training arguments: {source!r} cannot be read; give a TrainingArguments, a mapping, or a JSON file's path"
         )
     given = _as_today(given)
-    unknown = [name for name in given if name not in table.DEFAULTS and name not in table.ASIDE]
-    known = {name: value.value if isinstance(value, Enum) else value for name, value in given.items()
-             if name not in unknown}
-    return known, [table.unknown(str(name)) for name in unknown]
+    known = {name: value.value if isinstance(value, Enum) else value for name, value in given.items() if name in names}
+    return *sft.divide(known), [table.unknown(str(name)) for name in given if name not in names]
+
+
+def is_sft_config(source: Any) -> bool:
+    """Whether an object is an SFTConfig."""
+    return hasattr(source, "dataset_text_field")
+
+
+def left_by_arguments(values: Mapping[str, Any], source: Any) -> dict[str, Any]:
+    """A recipe file's values without those that the arguments of `source` stand above. Raises RecipeError as
+    `read_arguments` does."""
+    said, _ = sft.recipe_values(read_arguments(source)[1])
+    left = {field: value for field, value in values.items() if not table.arguments_of(field) and field not in said}
+    if isinstance(data := left.get("data"), Mapping):
+        left["data"] = {name: value for name, value in data.items() if f"data.{name}" not in said}
+    return left
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -65,9 +83,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _as_today(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with older ones in today's names, those that have none and say nothing left out. Raises RecipeError
-    for an older and a newer name that contradict each other."""
-    found = dict(given)
+    """The arguments with older ones in today's names, those that have none and say nothing left out, and none for
+    tokens, in place of which a dump has their names in any case. Raises RecipeError for an older and a newer name that
+    contradict each other."""
+    found = {name: None if value == f"<{str(name).upper()}>" else value for name, value in given.items()}
     for old, new in RENAMED.items():
         value, default = found.pop(old, None), table.DEFAULTS[new]
         if value is None or (value == default and new in found):  # a dump holds both, the older at its default

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from tightfit.errors import RecipeError, nearest
+from tightfit.recipe.hf_arguments import sft
 
 
 class Mapped(BaseModel):
@@ -156,12 +157,12 @@ ASIDE: Mapping[str, Any] = {
                      "include_inputs_for_metrics", "include_tokens_per_second"), False),
     **dict.fromkeys(("tpu_num_cores", "push_to_hub_model_id", "push_to_hub_organization", "xpu_backend",
                      "fsdp_transformer_layer_cls_to_wrap", "torchdynamo", "dispatch_batches", "split_batches",
-                     "logging_dir"), None),
+                     "logging_dir", *sft.KEPT), None),
     "save_safetensors": True, "fp16_opt_level": "O1", "half_precision_backend": "auto", "fp16_backend": "auto",
     "past_index": -1, "fsdp_min_num_params": 0, "mp_parameters": "", "ray_scope": "last", "sharded_ddp": [],
 }  # fmt: skip
-"""Arguments of transformers 4 that are gone today and change no step here, with their defaults: another value is kept
-in `hugging_face`, which a run says, and is not given back."""
+"""Arguments of transformers 4 that are gone today, and of SFTConfig, that change no step here, with their defaults:
+another value is kept in `hugging_face`, which a run says, and is not given back."""
 
 
 def arguments_of(field: str) -> tuple[str, ...]:
@@ -181,12 +182,13 @@ def without_effect(kept: Mapping[str, Any]) -> str:
 
 def fields_of(name: str) -> list[str]:
     """The fields of a recipe that an argument makes which is not called as they are."""
-    return [field for field, names in FIELDS.items() if name in names]
+    own = sft.OWN[name].field if name in sft.OWN else ""
+    return [own] if own else [field for field, names in FIELDS.items() if name in names]
 
 
 def unknown(name: str) -> str:
     """A sentence for a name that TrainingArguments does not have."""
-    hint = nearest(name, DEFAULTS)
+    hint = nearest(name, [*DEFAULTS, *sft.OWN])
     if hint.startswith("choose from"):
         hint = "leave it out"
     return f"{name}: not an argument of TrainingArguments that tightfit knows; {hint}"
@@ -198,6 +200,9 @@ def check_carried(values: Mapping[str, Any]) -> None:
     for name in values.keys() - CARRIED.keys() - ASIDE.keys() - SPELLED:
         if name in REFUSED:
             reasons.append(f"{name}: {REFUSED[name][1]}")
+        elif name in sft.OWN:
+            reasons.append(f"{name}: has no effect; write {sft.OWN[name].field}" if sft.OWN[name].field else
+                           f"{name}: has no effect; leave it out")
         elif name in MAPPED:
             reasons.append(f"{name}: a recipe says this itself; write {' or '.join(fields_of(name) or [name])}")
         else:
