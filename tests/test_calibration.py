@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.failing import failing
 from tightfit import calibration, files
 from tightfit.calibration import FAMILIES, Calibration, CopyRates, Curve, Grid, LinkRates, family_of, load, save
 from tightfit.errors import TightfitError
@@ -114,11 +115,7 @@ def test_a_damaged_record_counts_as_none(tmp_path):
 
 def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     save(made(), tmp_path)
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", failing(OSError(28, "No space left on device")))
     with pytest.raises(TightfitError, match="No space left"):
         save(made(date="2030-01-01"), tmp_path)
     monkeypatch.undo()

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.failing import failing
+
 RECIPE = """\
 model: gpt2
 model_overrides: {n_layer: 1, n_head: 2, n_embd: 32, n_positions: 64}
@@ -138,10 +140,7 @@ def test_a_user_without_a_home_is_told_so(run, monkeypatch):
 
 
 def test_an_interrupt_within_pydantic_is_an_interrupt(place, run, monkeypatch):
-    def interrupted(value):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tightfit.recipe.yaml.RootModel", interrupted)  # while it writes the recipe
+    monkeypatch.setattr("tightfit.recipe.yaml.RootModel", failing(KeyboardInterrupt()))  # while it writes the recipe
     assert run("train", place / "mine.yaml")[::2] == (130, "tightfit: interrupted\n")
 
 
@@ -150,10 +149,7 @@ def test_an_interrupt_within_pydantic_is_an_interrupt(place, run, monkeypatch):
     (["report", "runs/mine"], "commands.report.run_report"), (["gpus"], "display.gpu_tables.gpu_table"),
 ])  # fmt: skip
 def test_an_interrupt_within_any_command_is_said(run, monkeypatch, words, within):
-    def interrupted(*arguments, **named):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(f"tightfit.{within}", interrupted)
+    monkeypatch.setattr(f"tightfit.{within}", failing(KeyboardInterrupt()))
     assert run(*words) == (130, "", "tightfit: interrupted\n")
 
 

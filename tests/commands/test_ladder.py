@@ -12,6 +12,7 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from tests.failing import failing
 from tests.ladder.made import CARD, CPU, DONE, Processes, use
 from tests.page.browsing import needs_chromium
 from tightfit import cli
@@ -102,10 +103,7 @@ def test_a_ladder_that_is_stopped_says_where_it_is_and_goes_on(
 def test_a_ladder_that_is_stopped_before_its_first_row_has_nothing_to_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def outcome(job: Job) -> Outcome:
-        raise KeyboardInterrupt
-
-    use(monkeypatch, Processes(outcome))
+    use(monkeypatch, Processes(failing(KeyboardInterrupt())))
     with pytest.raises(KeyboardInterrupt):
         run_ladder("bert-large", [f"output_dir={tmp_path}"])
     printed = capsys.readouterr()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 
 import pytest
 
+from tests.failing import failing
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measure import step_profiler
 from tightfit.errors import ModelError
@@ -102,10 +102,7 @@ def test_a_run_may_begin_where_a_profile_was_taken(run, tmp_path):
 
 
 def test_what_cannot_be_predicted_is_measured_all_the_same(run, monkeypatch, tmp_path):
-    def fail(*_):
-        raise ModelError("model: no way to trace it")
-
-    monkeypatch.setattr(PytorchBackend, "predict", fail)
+    monkeypatch.setattr(PytorchBackend, "predict", failing(ModelError("model: no way to trace it")))
     status, out, _ = run("profile", "tiny.yaml", "device=cpu", "output_dir=here")
     assert status == 0
     assert "not predicted: model: no way to trace it" in out.splitlines()
@@ -116,10 +113,7 @@ def test_what_cannot_be_predicted_is_measured_all_the_same(run, monkeypatch, tmp
 
 
 def test_a_full_disk_names_the_file_and_leaves_nothing_cut(run, monkeypatch, tmp_path):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(step_profiler.shutil, "copyfileobj", full)
+    monkeypatch.setattr(step_profiler.shutil, "copyfileobj", failing(OSError(28, "No space left on device")))
     status, _, err = run("profile", "tiny.yaml", "device=cpu")
     assert status == 2
     assert err.splitlines()[-1] == ("tightfit: runs/tiny/trace.json.gz: cannot be written (No space left on device); "

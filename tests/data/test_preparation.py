@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.data.helpers import FACTS, arrays, recipe, texts, write_jsonl, write_texts
+from tests.failing import failing
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.samples import Packed, truncated
 from tightfit.data.sources import image_processor, read_image
@@ -49,10 +50,7 @@ def test_the_second_time_nothing_is_read_or_encoded(tmp_path: Path, monkeypatch:
     seen: list[tuple[str, int, int]] = []
     first = prepare(settings, FACTS, progress=lambda *now: seen.append(now))
     assert [now for now in seen if now[1] == now[2]] == [("training the tokenizer", 30, 30), ("tokenizing", 30, 30)]
-
-    def never(*_: Any) -> Any:
-        raise AssertionError("encoded again")
-
+    never = failing(AssertionError("encoded again"))
     monkeypatch.setattr("tightfit.data.tokenizing.Tokenizer.encode_batch", never)
     monkeypatch.setattr("tightfit.data.corpora.read_file", never)
     second = prepare(settings, FACTS)

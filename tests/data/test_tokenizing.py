@@ -14,6 +14,7 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, NllbTokenizer
 
 from tests.data.helpers import FACTS, recipe, texts
+from tests.failing import failing
 from tightfit.data.tokenizer_choice import choose_tokenizer, special_tokens
 from tightfit.data.tokenizing import END, Tokenizer, load_tokenizer, read_tokenizer_file
 from tightfit.errors import DataError
@@ -45,10 +46,7 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_it_is_trained_once(tmp_path: Path) -> None:
     settings = recipe(tmp_path)
     first = trained(settings)
-
-    def never() -> list[str]:
-        raise AssertionError("trained again")
-
+    never = failing(AssertionError("trained again"))
     again = choose_tokenizer(settings, FACTS, never, "some data")
     assert again.fingerprint == first.fingerprint
     with pytest.raises(AssertionError, match="trained again"):
@@ -63,12 +61,9 @@ def test_training_is_deterministic(tmp_path: Path) -> None:
 
 
 def test_a_failed_training_leaves_nothing_behind(tmp_path: Path) -> None:
-    def broken() -> list[str]:
-        raise DataError("unreadable")
-
     settings = recipe(tmp_path)
     with pytest.raises(DataError, match="unreadable"):
-        choose_tokenizer(settings, FACTS, broken, "some data")
+        choose_tokenizer(settings, FACTS, failing(DataError("unreadable")), "some data")
     assert list((tmp_path / "cache" / "tokenizers").iterdir()) == []
     assert trained(settings).vocab_size > 256
 
@@ -105,10 +100,7 @@ def test_a_models_own_tokenizer_is_taken(tmp_path: Path) -> None:
     model = tmp_path / "model"
     trained(recipe(tmp_path)).save(model)
     (model / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-
-    def never() -> list[str]:
-        raise AssertionError("trained although the model has its own")
-
+    never = failing(AssertionError("trained although the model has its own"))
     taken = choose_tokenizer(recipe(tmp_path, model=str(model)), FACTS, never, "anything")
     assert taken.decode(taken.encode_prompt("fox")) == "fox"
     for name in ("tokenizer.json", "tokenizer_config.json"):

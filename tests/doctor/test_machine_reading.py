@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from tests.failing import failing
 from tightfit import system
 from tightfit.doctor import machine
 from tightfit.doctor.machine import CHUNK, read_disk
@@ -104,11 +105,7 @@ def test_the_disk_is_left_alone_on_request(tmp_path):
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     assert read_disk(tmp_path / "gone").error == "No such file or directory"
-
-    def full(descriptor, data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "write", failing(OSError(28, "No space left on device")))
     assert read_disk(tmp_path, most=CHUNK).error == "No space left on device"
     assert list(tmp_path.iterdir()) == []
 
@@ -173,9 +170,7 @@ def test_a_torch_that_cannot_load_is_a_reading(monkeypatch):
 
 
 def test_a_cudnn_that_cannot_load_is_a_reading(monkeypatch):
-    def version():
-        raise RuntimeError("cuDNN version incompatibility: PyTorch was compiled against (9, 20, 0)")
-
+    version = failing(RuntimeError("cuDNN version incompatibility: PyTorch was compiled against (9, 20, 0)"))
     monkeypatch.setattr("torch.backends.cudnn.version", version)
     found, _ = machine.read_software()
     assert found.cudnn is None

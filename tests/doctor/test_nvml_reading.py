@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
+from tests.failing import failing
 from tightfit.doctor import cards as reading
 from tightfit.doctor.readings import Gpu, Process
 from tightfit.nvml import NoNvml, nvml_session, process_bytes
@@ -159,10 +160,7 @@ def test_nvlinks_to_a_third_card_are_not_counted(driver):
     (pynvml.NVML_ERROR_UNKNOWN, "failed"),
 ])
 def test_why_there_is_no_answer(driver, monkeypatch, number, reason):
-    def fails():
-        raise pynvml.NVMLError(number)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", fails)
+    monkeypatch.setattr(pynvml, "nvmlInit", failing(pynvml.NVMLError(number)))
     found, gpus, _ = reading.read_cards()
     assert found.nvml == reason
     assert found.said

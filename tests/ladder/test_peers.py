@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
+from tests.failing import failing
 from tightfit.backends.measurements import Timings
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.data import prepare
@@ -174,11 +175,9 @@ def test_liger_needs_a_gpu():
 
 @pytest.mark.parametrize("peer", CANNOT)
 def test_out_of_memory_is_said(peer, monkeypatch):
-    def full(self: Any, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("[enforce fail] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
-                           "allocate 9 bytes. Buy more")
-
-    monkeypatch.setattr("transformers.GPT2LMHeadModel.forward", full)
+    full = RuntimeError("[enforce fail] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 "
+                        "bytes. Buy more")
+    monkeypatch.setattr("transformers.GPT2LMHeadModel.forward", failing(full))
     with pytest.raises(OutOfMemory, match=r": DefaultCPUAllocator: .*: you tried to allocate 9 bytes$"):
         theirs(peer, *made(GPT2))
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.failing import failing
 from tightfit import Recipe, Trainer
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import Device, find_device
@@ -45,11 +46,8 @@ def test_a_gpu_recipe_is_planned_and_keeps_its_pins(tiny, told):
 
 
 def test_a_recipe_with_nothing_open_is_not_planned(tiny, told):
-    def predict(recipe, device, model=None):
-        raise AssertionError("nothing to plan")
-
     recipe = Recipe.from_dict({**tiny, **PINNED, "loss": "plain"})
-    settled, plan = resolve_auto(recipe, RTX_4090, backend(predict), told.append)
+    settled, plan = resolve_auto(recipe, RTX_4090, backend(failing(AssertionError("nothing to plan"))), told.append)
     assert (plan, told) == (None, [])
     assert settled.micro_batch_size == 4
 
@@ -62,29 +60,22 @@ def test_a_processor_that_was_never_measured_takes_the_defaults(tiny, told):
 
 
 def test_what_compiles_whole_steps_takes_the_defaults_on_a_measured_processor_too(tiny, told):
-    def predict(recipe, device, model=None):
-        raise AssertionError("no step is compiled for a processor")
-
     recipe = Recipe.from_dict({**tiny, "backend": "jax", "micro_batch_size": "auto"})
-    measured = Target(device=CPU, calibration=object())
-    assert resolve_auto(recipe, measured, backend(predict), told.append) == (resolve(recipe, CPU), None)
+    measured, never = Target(device=CPU, calibration=object()), failing(AssertionError("compiled for a processor"))
+    assert resolve_auto(recipe, measured, backend(never), told.append) == (resolve(recipe, CPU), None)
 
 
 def test_what_compiles_whole_steps_tells_how_it_goes_on(tiny, told):
-    def predict(recipe, device, model=None):
-        raise ModelError("model: XLA cannot compile it")
-
     recipe = Recipe.from_dict({**tiny, "backend": "jax", "checkpointing": "auto", "micro_batch_size": 4})
+    predict = failing(ModelError("model: XLA cannot compile it"))
     assert resolve_auto(recipe, RTX_4090, backend(predict), told.append)[1] is None
     assert told[0].startswith("planning: 0 compiled, now micro_batch_size=4")
     assert told[-1].startswith("not planned: model: XLA cannot compile it; what can still be said")
 
 
 def test_a_model_that_cannot_be_traced_takes_the_defaults_and_says_why(tiny, told):
-    def predict(recipe, device, model=None):
-        raise ModelError("model: encoder.layer asks for nonzero")
-
     recipe = Recipe.from_dict({**tiny, "micro_batch_size": "auto"})
+    predict = failing(ModelError("model: encoder.layer asks for nonzero"))
     settled, plan = resolve_auto(recipe, RTX_4090, backend(predict), told.append)
     assert plan is None
     assert settled == resolve(recipe, RTX_4090.device)

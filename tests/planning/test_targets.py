@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.failing import failing
 from tightfit.calibration import Calibration, processor, save, torch_version
 from tightfit.devices import Device, find_device, parse_memory
 from tightfit.errors import RecipeError, Refused
@@ -60,11 +61,8 @@ def test_no_gpu_and_no_name_says_what_to_write():
     ("rtx-4091", None, "rtx-4090"), ("rtx-4090", "lots", "24GB"), (None, "12", "12"), ("a100", None, "a100-40gb"),
 ])
 def test_wrong_names_and_sizes_are_refused_before_the_machine_is_looked_at(gpu, memory, expected):
-    def never():
-        raise AssertionError
-
     with pytest.raises(RecipeError, match=expected):
-        gpu_target(gpu, memory, never)
+        gpu_target(gpu, memory, failing(AssertionError()))
 
 
 def test_the_machines_own_gpu_has_the_catalogues_figures_and_its_own_memory(home):

@@ -13,8 +13,8 @@ from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
+from tests.failing import failing
 from tightfit.backends import load_backend
-from tightfit.backends.measurements import ModelSize
 from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError
 from tightfit.planning.allocator.settings import AllocatorSettings
@@ -130,12 +130,9 @@ class Toy:
 def toy_tools(predict, step_time, replay, margin: Margin | None = None) -> Tools:
     """Tools that know no model's size, and of each trace what it says of itself."""
 
-    def size_of_none(recipe: Recipe) -> ModelSize:
-        raise ModelError("model: its size is not known")
-
     return Tools(predict=predict, replay=replay, step_time=step_time, mfu=lambda r, d, s: 0.5,
                  margin=margin or Margin(), untraced=lambda r, d, trace: trace.untraced,
-                 model_size=size_of_none)
+                 model_size=failing(ModelError("model: its size is not known")))
 
 
 def replay(trace: Trace, capacity: int | None, settings: AllocatorSettings, wasted=Fraction(1, 30)):

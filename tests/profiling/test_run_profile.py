@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from pathlib import Path
 
 import pytest
 
+from tests.failing import failing
 from tests.training.runs import logged_losses, same_weights
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.follow.tracker import Tracker
@@ -159,10 +159,7 @@ def test_a_step_that_cannot_be_followed_is_taken_all_the_same(run, plain, monkey
 
 
 def test_a_full_disk_costs_the_profile_alone(run, plain, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(step_profiler.shutil, "copyfileobj", full)
+    monkeypatch.setattr(step_profiler.shutil, "copyfileobj", failing(OSError(28, "No space left on device")))
     summary, messages = train({**run, "profile_step": 5})
     folder = Path(run["output_dir"])
     assert summary.losses == plain[1].losses
@@ -172,10 +169,7 @@ def test_a_full_disk_costs_the_profile_alone(run, plain, monkeypatch):
 
 
 def test_a_prediction_that_fails_leaves_the_measurement(run, plain, monkeypatch):
-    def fail(*_):
-        raise RuntimeError("no way to trace it")
-
-    monkeypatch.setattr(PytorchBackend, "predict", fail)
+    monkeypatch.setattr(PytorchBackend, "predict", failing(RuntimeError("no way to trace it")))
     summary, _ = train({**run, "profile_step": 5})
     assert summary.losses == plain[1].losses
     found = profiles.load(Path(run["output_dir"]))

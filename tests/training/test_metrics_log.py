@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from tests.failing import failing
 from tightfit.errors import CheckpointError, MissingLibrary, RecipeError
 from tightfit.training.metrics_log import MetricsLog
 from tightfit.training.session import Session
@@ -38,9 +38,6 @@ def test_a_tracker_that_is_not_there_is_noticed_before_data_is_prepared(tiny, mo
 
 
 def test_a_full_disk_is_said_with_what_to_do(tiny, monkeypatch):
-    def full(log: MetricsLog, values: dict[str, object]) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(MetricsLog, "write", full)
+    monkeypatch.setattr(MetricsLog, "write", failing(OSError(28, "No space left on device")))
     with pytest.raises(CheckpointError, match=r"No space left on device\. Free some space, or write output_dir="):
         Trainer(recipe=tiny).train()

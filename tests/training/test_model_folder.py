@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -22,6 +21,7 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
+from tests.failing import failing
 from tests.training.test_best import Said
 from tightfit.commands.export import run_export
 from tightfit.errors import CheckpointError, DataError, RecipeError
@@ -119,13 +119,10 @@ def test_labels_that_are_all_ignored_end_the_run_before_it_begins(tiny):
 
 
 def test_a_disk_that_fills_up_as_the_model_is_written_leaves_the_one_before(tiny, monkeypatch):
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     run = Path(tiny["output_dir"])
     finish = trainer.finish_model
     for steps, before in ((4, None), (6, b"earlier")):
-        monkeypatch.setattr(trainer, "finish_model", full)
+        monkeypatch.setattr(trainer, "finish_model", failing(OSError(28, "No space left on device")))
         with pytest.raises(CheckpointError, match=r"model.*Free some space, or write output_dir="):
             Trainer(recipe={**tiny, "max_steps": steps}).train()
         assert not [*run.glob(".model*")]

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
+from tests import failing
 from tests.training.runs import logged_losses
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.step import Step
@@ -158,14 +159,7 @@ def test_what_is_trained_otherwise_goes_on_too(run, tmp_path, monkeypatch, phase
 
 
 def test_evaluation_that_finds_no_room_for_its_first_sum_is_recovered_from(run, monkeypatch):
-    made, failures = of_logits.Tally.__init__, iter(range(1))
-
-    def counting(*arguments, **named):
-        if next(failures, None) is not None:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 bytes")
-        made(*arguments, **named)
-
-    monkeypatch.setattr(of_logits.Tally, "__init__", counting)
+    monkeypatch.setattr(of_logits.Tally, "__init__", failing.no_room(of_logits.Tally.__init__, times=1))
     _, (said,) = trained(run)
     assert said.startswith("out of memory in evaluation: Tried to allocate 9 bytes. Going on from step 3 with")
 
@@ -189,14 +183,8 @@ def test_weights_that_are_half_updated_are_not_gone_on_with(run, tmp_path, monke
     """The run goes back to the newest checkpoint, or to its start."""
     run |= {"save_steps": save_steps, "micro_batch_size": 2}
     plain, _ = trained({**run, "output_dir": str(tmp_path / "plain")})
-    step, calls = torch.optim.AdamW._init_group, iter(range(100))
-
-    def failing(self, *args):
-        if next(calls) == 3 * len(self.param_groups) + 1:  # of the fourth step, the second group's: one is updated
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 bytes")
-        return step(self, *args)
-
-    monkeypatch.setattr(torch.optim.AdamW, "_init_group", failing)
+    halfway = failing.no_room(torch.optim.AdamW._init_group, at=3 * 2 + 1, times=1)
+    monkeypatch.setattr(torch.optim.AdamW, "_init_group", halfway)  # the fourth step's second of two groups
     summary, (said,) = trained(run)
     assert "Going on from the newest checkpoint, or from the start with micro_batch_size=1" in said
     assert (summary.steps, summary.first_step) == (6, 2 if save_steps else 0)
@@ -244,14 +232,14 @@ def nothing_compiled():
 def test_a_compiler_that_finds_no_room_compiles_anew_at_half_the_micro_batch(run, models, monkeypatch, name, number):
     """In compiling the first forward or backward pass, or a forward pass without gradients."""
     run |= {"compile": name, "max_steps": 3, "eval_steps": 2}
-    rows, failures = set[str](), iter(range(1))
+    rows, fail = set[str](), failing.no_room(times=1)
 
     def compiler(of: int):
         def compiled(graph, inputs):
             given = [x for x in inputs if isinstance(x, Tensor) and (x.dim() == 3 or x.dtype == torch.int64)]
             rows.update(str(x.shape[0]) for x in given)
-            if of == number and next(failures, None) is not None:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 bytes")
+            if of == number:
+                fail()
             return make_boxed_func(graph)
 
         return compiled

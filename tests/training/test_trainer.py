@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel, TrainingArguments
 from typer.testing import CliRunner
 
+from tests.failing import failing
 from tightfit import Recipe, Trainer, apply, models, plan
 from tightfit.backends.pytorch.models import cast_weights
 from tightfit.cli import app
@@ -228,11 +229,9 @@ def test_the_models_configuration_is_read_once(tiny, monkeypatch):
 
 
 def test_refused_data_leaves_no_folder_and_does_not_blame_it(recipe, monkeypatch):
-    def unreadable(*_, **__):
-        raise PermissionError(13, "Permission denied", "/proc/1/cwd")
-
     with pytest.raises(DataError, match=r"has no 'input_ids'"):
         Trainer(Named(), recipe, [{"text": "a"}]).train()
+    unreadable = failing(PermissionError(13, "Permission denied", "/proc/1/cwd"))
     monkeypatch.setattr("tightfit.training.session.prepare", unreadable)
     with pytest.raises(DataError, match=r"^data: '/proc' cannot be prepared: .*Permission denied: '/proc/1/cwd'"):
         Trainer(Named(), {**recipe, "data": "/proc"}).train()

@@ -16,6 +16,7 @@ from torch._inductor.exc import InductorError
 
 from tests.architectures import tiny_model
 from tests.benchmark_modules import benchmark
+from tests.failing import failing
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.errors import cause, is_models_own, memory_guard
 from tightfit.backends.pytorch.simulate.inference import predict_inference
@@ -127,10 +128,7 @@ def test_our_own_errors_are_not_the_models() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::DeprecationWarning")
 def test_a_compiler_that_fails_is_told_as_the_choice_of_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*args: Any, **options: Any) -> Any:
-        raise TypeError("no such size\nand more")
-
-    monkeypatch.setattr(compile_fx, "compile_fx", failing)
+    monkeypatch.setattr(compile_fx, "compile_fx", failing(TypeError("no such size\nand more")))
     recipe = resolve(Recipe.from_dict({**FIELDS, "compile": "per-block", "vocab_size": 96}), CPU)
     told = ("compile: per-block cannot be planned for GPT2LMHeadModel: torch.compile raised TypeError: no such size"
             r"( \(.*\))?; write compile=off$")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.failing import failing
 from tests.planning.toy import toy_tools
 from tightfit.devices import find_device
 from tightfit.errors import ModelError, Refused
@@ -116,9 +117,7 @@ def test_where_nothing_can_be_compiled_the_reason_is_raised():
     with pytest.raises(Refused, match="no auto here"):
         search(recipe(), GPU, Compiler(failing=("cudnn", "auto", "eager")).tools())
 
-    def predict(recipe, device):
-        raise ModelError("model: XLA cannot compile it")
-
+    predict = failing(ModelError("model: XLA cannot compile it"))
     with pytest.raises(ModelError, match="XLA cannot"):
         search(recipe(), GPU, replace(Compiler().tools(), predict=predict))
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.display.plans import estimate as estimate_made
 from tests.display.plans import memory
+from tests.failing import failing
 from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.errors import ModelError
@@ -112,8 +113,6 @@ def test_pins_are_kept_and_make_one_way(tools):
 
 
 def test_a_model_that_cannot_be_traced_is_an_error(tools):
-    def failing(recipe, device):
-        raise ModelError("model: no")
-
-    with Alone(replace(tools, predict=failing)) as pool, pytest.raises(ModelError, match="model: no"):
+    tools = replace(tools, predict=failing(ModelError("model: no")))
+    with Alone(tools) as pool, pytest.raises(ModelError, match="model: no"):
         overview(Recipe.from_dict(FIELDS), CARDS, pool)

@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensorMode
 
 from tests.architectures import tiny_model
 from tests.backends.pytorch.techniques.checkpointing.checkpointing_cases import Recorder
+from tests.failing import failing
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.simulate.compiled import inductor_schedule
 from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
@@ -168,9 +169,7 @@ def test_checkpointed_blocks_save_little_and_compute_again(step):
 
 
 def test_without_inductors_schedule_the_graphs_ops_run_one_by_one(step, monkeypatch):
-    def changed(*args, **options):
-        raise AttributeError("no such thing\nin this version")
-
+    changed = failing(AttributeError("no such thing\nin this version"))
     monkeypatch.setattr(inductor_schedule, "inductor_schedule", changed)
     fallback = Step()
     assert fallback.saved == step.saved

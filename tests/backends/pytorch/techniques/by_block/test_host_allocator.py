@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.backends.pytorch.techniques.by_block.streaming_cases import ALL, HOST, run, same
+from tests.failing import failing
 from tightfit.backends.pytorch.techniques.by_block import host_allocator, transfers
 from tightfit.backends.pytorch.techniques.by_block.host_allocator import HostAllocator
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers
@@ -158,10 +159,7 @@ def test_a_driver_that_refuses_is_not_asked_for_what_passes(drivers):
 
 
 def test_a_host_without_memory_is_said(monkeypatch):
-    def none(*_, **__):
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(host_allocator.mmap, "mmap", none)
+    monkeypatch.setattr(host_allocator.mmap, "mmap", failing(OSError(12, "Cannot allocate memory")))
     with pytest.raises(Refused, match=r"allocating 1\.0 GiB more failed; .* are free: .* shares in "):
         HostAllocator(CUDA, locked=True).persistent(1 << 30)
 

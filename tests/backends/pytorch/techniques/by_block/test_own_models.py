@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, CPU, HOST
+from tests.failing import failing, no_room
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.step import Step
@@ -210,25 +211,23 @@ def test_a_block_that_is_never_called_is_not_updated_late(model):
         taken(model, **LATE)
 
 
-def no_room(monkeypatch, category, part):
-    """Bringing a part's tensors of that kind runs out of memory, once."""
-    enter, left = StreamedTensors.fetch, [1]
-
-    def entered(self, number, next_part=None):
-        if self._category is category and number == part and left:
-            left.pop()
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-        return enter(self, number, next_part)
-
-    monkeypatch.setattr(StreamedTensors, "fetch", entered)
-
-
 @pytest.mark.parametrize("category", [Category.OPTIMIZER, Category.GRADIENTS, Category.WEIGHTS])
-def test_a_late_update_that_finds_no_room_is_applied_afterwards(category, monkeypatch):
-    step = step_of(Model, **HOST)
+@pytest.mark.parametrize(("part", "when"), [(2, "before"), (1, "after"), (2, "after")])
+def test_a_late_update_that_finds_no_room_is_applied_afterwards(category, part, when, monkeypatch):
+    """For a part's tensors of that kind; or for the next part's, which lets go of this one."""
+    step, fetch, fail = step_of(Model, **HOST), StreamedTensors.fetch, no_room(times=1)
     for number in range(2):
         step(batch(number), 1e-2)
-    no_room(monkeypatch, category, 2)
+
+    def fetched(self, number, next_part=None):
+        here = self._category is category and number == part
+        if here and when == "before":
+            fail()
+        fetch(self, number, next_part)
+        if here and when == "after":
+            fail()
+
+    monkeypatch.setattr(StreamedTensors, "fetch", fetched)
     with pytest.raises(OutOfMemory):
         step(batch(2), 1e-2)
 
@@ -241,11 +240,7 @@ def test_a_late_update_that_finds_no_room_is_applied_afterwards(category, monkey
 def test_an_optimizer_that_finds_no_room_is_out_of_memory(fields, what, monkeypatch, tmp_path):
     step = step_of(Model, **fields)
     step(batch(0), 1e-2)
-
-    def no_step(*args, **kwargs):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-
-    monkeypatch.setattr(step.optimizer, "step", no_step)
+    monkeypatch.setattr(step.optimizer, "step", no_room())
     work = {"step": lambda: step(batch(1), 1e-2), "save": lambda: step.save(tmp_path), "is_finite": step.is_finite,
             "evaluate": lambda: step.evaluate([batch(1)]), "close": step.close}[what]
     with pytest.raises(OutOfMemory):
@@ -255,13 +250,9 @@ def test_an_optimizer_that_finds_no_room_is_out_of_memory(fields, what, monkeypa
 def test_a_failed_step_leaves_nothing_with_the_loss_scaler():
     step = step_of(Model, precision="fp16", **BY_BLOCK)
     step.update._scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-
-    def fail(*_):
-        raise KeyError("x")
-
     last, first = step.build.model.layers[3], step.build.model.layers[0]
     hooks = [last.down.weight.register_hook(lambda gradient: gradient * float("inf")),
-             first.register_full_backward_pre_hook(fail)]
+             first.register_full_backward_pre_hook(failing(KeyError("x")))]
     with pytest.raises((KeyError, ModelError)):
         step(batch(0), 1e-2)
     for hook in hooks:
@@ -281,15 +272,8 @@ def test_a_part_of_the_model_has_the_weights_that_its_updates_left():
 
 @pytest.mark.parametrize("fields", [HOST, BY_BLOCK, LATE], ids=["host", "resident", "loop"])
 def test_gradients_that_cannot_be_measured_are_dropped(fields, monkeypatch):
-    step, norm = step_of(Model, **fields), torch._foreach_norm
-    failures = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")]
-
-    def measured(*args):
-        if failures:
-            raise failures.pop()
-        return norm(*args)
-
-    monkeypatch.setattr(torch, "_foreach_norm", measured)
+    step = step_of(Model, **fields)
+    monkeypatch.setattr(torch, "_foreach_norm", no_room(torch._foreach_norm, times=1))
     with pytest.raises(OutOfMemory):
         step(batch(5), 1e-2)
     results = [step(batch(number), 1e-2).read() for number in range(3)]
