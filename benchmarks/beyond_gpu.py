@@ -44,6 +44,7 @@ with cuda_unopened():
     from tightfit.backends.pytorch.step import Step
     from tightfit.devices import GIB, Device, find_device
     from tightfit.errors import RecipeError, Refused
+    from tightfit.ladder.rows import append
     from tightfit.recipe import Recipe
 
 NAME = "beyond_gpu"
@@ -67,7 +68,7 @@ def plan_ahead(gpu: str, folder: Path) -> None:
     plans = GpuPlans(NAME, device)
     named = {run.name: (case, run) for case in CASES for run in case.runs}
     path = folder / f"{NAME}.jsonl"
-    measured_on = {name for row in every_row(path) if card_name(name := row["gpu"]) == device.name}
+    measured_on = {name for row in record.rows_of(path) if card_name(name := row["gpu"]) == device.name}
     calibration = next(filter(None, (calibration_of(replace(device, name=name)) for name in measured_on)), None)
     jobs = (Job(name, partial(planned, case, run, device, calibration), 900.0) for name, (case, run) in named.items())
     for outcome in run_forked(jobs):
@@ -111,7 +112,7 @@ def run_case(case: Case, plans: Mapping[str, Row], device: Device, path: Path, o
                 found |= {"made_seconds": round(made, 1), "host": psutil.Process().memory_info().rss - before}
             if case.recorded and not on_cpu:
                 keep_recording(run.name, path.with_name("allocator_recordings"))
-            add_row(path, {"case": run.name, "gpu": device.name, **plan, "measured": found})
+            append(path, {"case": run.name, "gpu": device.name, **plan, "measured": found})
             print(run.name, json.dumps(found), flush=True)
 
 
@@ -204,18 +205,9 @@ def summary(rows: Mapping[str, Row]) -> Row:
     }  # fmt: skip
 
 
-def every_row(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def kept_rows(path: Path, device: str) -> dict[str, Row]:
     """The rows of a device that runs before left, the newest of each."""
-    return {row["case"]: row for row in every_row(path) if row["gpu"] == device}
-
-
-def add_row(path: Path, row: Row) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    return {row["case"]: row for row in record.rows_of(path) if row["gpu"] == device}
 
 
 def left_to_do(cases: Iterable[Case], rows: Mapping[str, Row], only: str) -> list[Case]:
@@ -242,7 +234,7 @@ def measure_all(cases: list[Case], device: Device, path: Path, on_cpu: bool, dea
             job = Job(case.runs[0].name, partial(run_case, case, made, device, path, on_cpu), case.seconds)
             failures += [outcome for outcome in run_forked([job], 1, deadline) if outcome.failure is not None]
         for failed in failures:
-            add_row(path, {"case": failed.name, "gpu": device.name, "failure": failed.failure})
+            append(path, {"case": failed.name, "gpu": device.name, "failure": failed.failure})
             print(f"{failed.name}: FAILED: {failed.failure}", flush=True)
 
 

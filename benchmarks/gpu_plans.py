@@ -7,7 +7,6 @@ transformers, and the source, that it was made with.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import record
 import tightfit
 from tightfit.devices import Device, find_device
 from tightfit.errors import RecipeError
+from tightfit.ladder.rows import append
 from tightfit.system import version_of
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "gpu_plans"
@@ -27,14 +27,13 @@ class GpuPlans:
     def __init__(self, benchmark: str, device: Device) -> None:
         self.path = FOLDER / f"{benchmark}-{record.slug(card_name(device.name))}.jsonl"
         self._made_with = made_with()
-        rows = map(json.loads, self.path.read_text().splitlines() if self.path.exists() else ())
-        self.newest: dict[str, Any] = {row["key"]: row["plan"] for row in rows if row["made_with"] == self._made_with}
+        self.newest: dict[str, Any] = {row["key"]: row["plan"] for row in record.rows_of(self.path)
+                                       if row["made_with"] == self._made_with}
 
     def add(self, key: str, plan: Mapping[str, Any]) -> None:
         self.newest[key] = plan
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps({"key": key, "made_with": self._made_with, "plan": plan}) + "\n")
+        append(self.path, {"key": key, "made_with": self._made_with, "plan": plan})
 
 
 def made_with() -> str:

@@ -25,6 +25,7 @@ from gpu_summary import lines, plot, summarize
 from tightfit.calibration import Calibration, load
 from tightfit.devices import Device, find_device
 from tightfit.errors import Refused
+from tightfit.ladder.rows import append
 
 PLANNING_SHARE = 0.5
 """Of the time there is, for planning, at most."""
@@ -42,14 +43,8 @@ class Rows:
 
     def __init__(self, path: Path, device: Mapping[str, Any]) -> None:
         self.path, self.device = path, device
-        self.newest: dict[str, Row] = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:  # cut off as it was written
-                continue
-            if row["device"]["name"] == device["name"]:
-                self.newest[row["key"]] = row
+        rows = record.rows_of(path)
+        self.newest = {row["key"]: row for row in rows if row["device"]["name"] == device["name"]}
 
     def add(self, case: Case, **values: Any) -> Row:
         attempts = self.attempts(case) + 1
@@ -57,11 +52,7 @@ class Rows:
                "device": self.device, "date": datetime.now(UTC).date().isoformat(), **values}
         self.newest[case.key] = row
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
-        with self.path.open("a") as file:
-            file.write(("" if whole else "\n") + json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, row)
         return row
 
     def measured(self, case: Case) -> bool:
@@ -228,8 +219,7 @@ def on_gpu() -> Row:
 
 def run_again(rows_path: Path, workers: int) -> None:
     """Plan what was measured once more, of each device, and sum it up. Raises Refused where nothing was."""
-    written = map(json.loads, rows_path.read_text().splitlines() if rows_path.exists() else ())
-    devices = {row["device"]["name"]: row["device"] for row in written}
+    devices = {row["device"]["name"]: row["device"] for row in record.rows_of(rows_path)}
     if not devices:
         raise Refused(f"{rows_path} holds no measurement to plan again")
     every = all_cases()

@@ -65,6 +65,15 @@ def apart(file: str, *arguments: str, seconds: float, environment: dict[str, str
     return done.stdout, (done.stderr or done.stdout)[-2000:] if done.returncode else ""
 
 
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """What a file of JSON lines holds, if there is one, but for a line that was cut off as it was written."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
+
+
 def write(name: str, values: dict[str, Any], folder: Path | None = None) -> Path:
     """Write <name>.json into results/, or another folder, and return its path."""
     folder = folder or RESULTS

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter
+from pydantic_core import to_json
 
 from tightfit.devices import Device, listed_device
 from tightfit.errors import ReportError
@@ -197,14 +198,14 @@ def input_fingerprint(recipe: Mapping[str, Any], **how: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def append(path: Path, row: Row) -> None:
+def append(path: Path, row: Row | Mapping[str, Any]) -> None:
     """Add a row that reaches the disk. Raises OSError."""
     with path.open("ab+") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))
         # a line that was cut off stays a line of its own
         start = b"\n" if size and file.read(1) != b"\n" else b""
-        file.write(start + row.model_dump_json().encode() + b"\n")
+        file.write(start + to_json(row) + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
