@@ -16,17 +16,11 @@ from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.techniques.adapters.apply import low_rank
 from tightfit.recipe import Recipe
 
-NF4 = {"trainable": {"name": "lora", "rank": 4}, "base": "nf4"}
-DORA = {"trainable": {"name": "dora", "dropout": 0.1}, "base": "int8"}
-HEAD = {"trainable": {"name": "layers", "names": ["lm_head", "layers.2", "norm"]}}
-FROZEN: dict[str, dict[str, Any]] = {"nf4": NF4, "dora": DORA, "layers": HEAD}
-
-each_way = pytest.mark.parametrize("name", ["nf4", "layers"])
-
-
-def near(one: Run, other: Run) -> None:
-    for name, weight in one.weights.items():
-        torch.testing.assert_close(weight, other.weights[name], rtol=1e-3, atol=1e-5)
+FROZEN: dict[str, dict[str, Any]] = {
+    "nf4": {"trainable": {"name": "lora", "rank": 4}, "base": "nf4"},
+    "dora": {"trainable": {"name": "dora", "dropout": 0.1}, "base": "int8"},
+    "layers": {"trainable": {"name": "layers", "names": ["lm_head", "layers.2", "norm"]}},
+}
 
 
 @functools.cache
@@ -51,14 +45,11 @@ def test_layers_that_peft_takes_for_experts_are_said(name, says):
     assert any("down_proj, gate_proj, up_proj as names of its experts" in note for note in build.notes) == says
 
 
-@each_way
-def test_work_block_by_block_changes_rounding_alone(name):
-    near(plain(name), run("llama", 1, **FROZEN[name], **BY_BLOCK))
-
-
-@each_way
-def test_chunks_of_the_loss_change_rounding_alone(name):
-    near(plain(name), run("llama", 1, **FROZEN[name], loss={"name": "chunked", "tokens": 20}))
+@pytest.mark.parametrize("name", ["nf4", "layers"])
+@pytest.mark.parametrize("fields", [BY_BLOCK, {"loss": {"name": "chunked", "tokens": 20}}], ids=["by-block", "chunks"])
+def test_work_block_by_block_and_chunks_of_the_loss_change_rounding_alone(name, fields):
+    found = run("llama", 1, **FROZEN[name], **fields)
+    torch.testing.assert_close(plain(name).weights, found.weights, rtol=1e-3, atol=1e-5)
 
 
 def test_compiled_blocks_change_rounding_alone():
@@ -66,7 +57,7 @@ def test_compiled_blocks_change_rounding_alone():
     for fields in ({}, {"compile": {"name": "per-block", "backend": "aot_eager"}}):
         recipe = Recipe.from_dict({"precision": "fp32", "checkpointing": "every-block", "optimizer": "adamw",
                                    "attention": "sdpa", "compile": "off", "loss": "plain", "batch_size": 2,
-                                   "micro_batch_size": 2, "seq_len": 8, **NF4, **fields})
+                                   "micro_batch_size": 2, "seq_len": 8, **FROZEN["nf4"], **fields})
         model = tiny_model("llama", num_hidden_layers=1)
         build = assemble(recipe, CPU, torch.device("cpu"), model)
         ids = torch.arange(16).view(2, 8)

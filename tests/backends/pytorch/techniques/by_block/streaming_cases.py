@@ -43,6 +43,20 @@ FROZEN: dict[str, dict[str, Any]] = {
     "lora": {"trainable": {"name": "lora", "rank": 4}}, "dora": {"trainable": {"name": "dora", "rank": 4}},
     "layers": {"trainable": {"name": "layers", "names": ["lm_head", "layers.2", "norm"]}},
 }
+TILED = {"checkpointing": {"name": "tiled-mlp", "tokens": 6}}
+COMPILED = {"compile": {"name": "per-block", "backend": "aot_eager"}}
+TECHNIQUES: dict[str, dict[str, Any]] = {
+    "bf16": {"precision": "bf16"}, "fp16": {"precision": "fp16"}, "bf16 weights": {"precision": "bf16-pure"},
+    "kahan": {"precision": {"name": "bf16-pure", "rounding": "kahan"}},
+    **{name: {"optimizer": name}
+       for name in ("sgd", "adafactor", "lion", "adamw-8bit", "adamw-4bit", "adamw-anyprecision")},
+    **{f"recomputed {name}": {"checkpointing": name}
+       for name in ("every-block", "every-nth", "mlp", "attention", "selective")},
+    "recomputed by tiles": TILED, "recomputed in bf16": {"precision": "bf16", "checkpointing": "every-block"},
+    "chunked": {"loss": "chunked"}, "sdpa": {"attention": "sdpa"}, "unclipped": {"max_grad_norm": 0},
+    "compiled": COMPILED, "compiled and recomputed": {**COMPILED, "checkpointing": "every-block"},
+    "compiled and recomputed by tiles": {**COMPILED, **TILED},
+}
 
 
 class Run(NamedTuple):

@@ -4,6 +4,7 @@ forward pass, held against the plain step: the same losses, norms and weights.""
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -13,11 +14,14 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     ALL,
     CPU,
     EVERYTHING,
+    FROZEN,
     HALF,
     HOST,
     SPLITS,
     STREAMED,
     SWEEPS,
+    TECHNIQUES,
+    UPWARD,
     global_batches,
     goes_on,
     learn_late,
@@ -34,23 +38,6 @@ from tightfit.recipe import Recipe
 EXACT = ("llama", "mistral", "qwen2", "qwen3", "phi", "gpt_neox", "vit")
 """Models whose gradients are each the sum of one use a micro-batch. Where embedding and head are one, or blocks share
 weights, those sums run in another order."""
-
-TECHNIQUES = {
-    "bf16": {"precision": "bf16"}, "fp16": {"precision": "fp16"}, "bf16 weights": {"precision": "bf16-pure"},
-    "kahan": {"precision": {"name": "bf16-pure", "rounding": "kahan"}},
-    **{name: {"optimizer": name} for name in ("sgd", "adafactor", "lion", "adamw-8bit", "adamw-4bit",
-                                              "adamw-anyprecision")},
-    **{f"recomputed {name}": {"checkpointing": name} for name in ("every-block", "every-nth", "mlp", "attention",
-                                                                  "selective")},
-    "recomputed by tiles": {"checkpointing": {"name": "tiled-mlp", "tokens": 6}},
-    "recomputed in bf16": {"precision": "bf16", "checkpointing": "every-block"},
-    "chunked": {"loss": "chunked"}, "sdpa": {"attention": "sdpa"}, "unclipped": {"max_grad_norm": 0},
-    "compiled": {"compile": {"name": "per-block", "backend": "aot_eager"}},
-    "compiled and recomputed": {"compile": {"name": "per-block", "backend": "aot_eager"},
-                                "checkpointing": "every-block"},
-    "compiled and recomputed by tiles": {"compile": {"name": "per-block", "backend": "aot_eager"},
-                                         "checkpointing": {"name": "tiled-mlp", "tokens": 6}},
-}
 
 
 @cache
@@ -155,12 +142,13 @@ def test_gradients_summed_in_fp32_are_nearer_to_the_true_sum(kind):
     assert errors[0] < errors[1]
 
 
-@pytest.mark.parametrize("fields", [HOST, HALF], ids=["host", "half in sweeps"])
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
-def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(fields, optimizer, tmp_path):
-    whole = run("llama", optimizer=optimizer, **fields)
-    first, second = (step_of("llama", optimizer=optimizer, **fields) for _ in range(2))
-    results, found = goes_on(first, second, tmp_path)
+@pytest.mark.parametrize(("fields", "kind"), [
+    *product(({}, {"optimizer": "adamw-8bit"}), (HOST, HALF)),
+    *(({**FROZEN["lora"], "base": "int8"}, kind) for kind in (HOST, UPWARD)),
+], ids=str)
+def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(fields, kind, tmp_path):
+    whole = run("llama", **fields)
+    results, found = goes_on(*(step_of("llama", **fields, **kind) for _ in range(2)), tmp_path)
 
     assert results == whole.results[2:]
     assert all(torch.equal(weight, whole.weights[name]) for name, weight in found.items())

@@ -11,15 +11,16 @@ import torch
 
 from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     ALL,
+    COMPILED,
     EVERYTHING,
     FROZEN,
     HALF,
     HOST,
     STREAMED,
+    TECHNIQUES,
     UPWARD,
     Run,
     global_batches,
-    goes_on,
     run,
     same,
     step_of,
@@ -34,11 +35,6 @@ from tightfit.trace import COPIES, Stream
 
 BASES: dict[str, dict[str, Any]] = {"as-is": {}, "bf16": {"base": "bf16", "precision": "bf16"},
                                     "int8": {"base": "int8"}, "nf4": {"base": "nf4"}}
-BESIDE: dict[str, dict[str, Any]] = {
-    "recomputed": {"checkpointing": "every-block"}, "tiled": {"checkpointing": {"name": "tiled-mlp", "tokens": 6}},
-    "chunked": {"loss": "chunked"}, "fp16": {"precision": "fp16"},
-    "bf16 weights": {"precision": "bf16-pure"}, "8-bit states": {"optimizer": "adamw-8bit"},
-}
 AFTER = {**UPWARD, "update": "after-backward"}
 """Updates behind the backward pass, of what is on the device already."""
 
@@ -68,12 +64,12 @@ def test_transposed_and_tied_weights_stream_frozen(base):
         assert same(plain("dora", base, "gpt2"), run("gpt2", **FROZEN["dora"], **BASES[base], **kind))
 
 
-@pytest.mark.parametrize("fields", [
-    pytest.param(fields, marks=[pytest.mark.cold] * (name in ("fp16", "8-bit states")), id=name)
-    for name, fields in BESIDE.items()])
+@pytest.mark.parametrize("technique", [
+    "recomputed every-block", "recomputed by tiles", "chunked", "bf16 weights",
+    *(pytest.param(name, marks=pytest.mark.cold) for name in ("fp16", "adamw-8bit"))])
 @pytest.mark.parametrize("trained", ["lora", "layers"])
-def test_every_technique_streams_frozen_weights(trained, fields):
-    frozen = {**FROZEN[trained], "base": "nf4", **fields}
+def test_every_technique_streams_frozen_weights(trained, technique):
+    frozen = {**FROZEN[trained], "base": "nf4", **TECHNIQUES[technique]}
 
     wanted = run("llama", **frozen)
     for kind in (UPWARD, ALL, EVERYTHING):
@@ -85,20 +81,9 @@ def test_every_technique_streams_frozen_weights(trained, fields):
 ], ids=["kept", "recomputed"])  # fmt: skip
 @pytest.mark.cold
 def test_compiled_blocks_stream_frozen_weights(fields, alike):
-    frozen = {**FROZEN["lora"], "base": "nf4", "compile": {"name": "per-block", "backend": "aot_eager"}, **fields}
+    frozen = {**FROZEN["lora"], "base": "nf4", **COMPILED, **fields}
 
     assert same(*(run("llama", 2, alike=alike, **frozen, **kind) for kind in ({}, EVERYTHING)))
-
-
-@pytest.mark.parametrize("kind", [HOST, UPWARD], ids=["host", "upward"])
-def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(kind, tmp_path):
-    frozen = {**FROZEN["lora"], "base": "int8"}
-    whole = plain("lora", "int8")
-    first, second = (step_of("llama", **frozen, **kind) for _ in range(2))
-    results, found = goes_on(first, second, tmp_path)
-
-    assert results == whole.results[2:]
-    assert all(torch.equal(weight, whole.weights[name]) for name, weight in found.items())
 
 
 def test_evaluation_and_a_step_that_fails_leave_frozen_weights_as_they_are():
