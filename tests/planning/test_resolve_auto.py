@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.failing import failing
+from tests.plain import PLAIN
 from tightfit import Recipe, Trainer
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import Device, find_device
@@ -19,10 +20,7 @@ from tightfit.recipe import CHOICES
 
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34, units=2)
 RTX_4090 = Target(device=find_device("rtx-4090"))
-PINNED = {
-    "precision": "fp32", "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa", "compile": "off",
-    "micro_batch_size": 4,
-}
+PINNED = {**PLAIN, "loss": "auto", "micro_batch_size": 4}
 
 
 def backend(predict):

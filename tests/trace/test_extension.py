@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 
 from tests.architectures import TASK_OF, tiny_model
+from tests.plain import CPU, PLAIN
 from tightfit import Recipe
 from tightfit.backends.pytorch.simulate import predict as prediction
 from tightfit.devices import Device, find_device
@@ -14,15 +15,13 @@ from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span
 from tightfit.trace.events import Reader, Stack
 from tightfit.trace.extension import extend
 
-CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 DEEP = 7
 
 
 def recipe(name: str, **fields) -> Recipe:
     return Recipe.from_dict({
-        "task": TASK_OF[name], "attention": "sdpa", "checkpointing": "none", "compile": "off", "optimizer": "adamw",
-        "precision": "fp32", "batch_size": 8, "micro_batch_size": 2, "seq_len": 16, "data": {"source": "dummy"},
-        "vocab_size": None if name == "vit" else 96, **fields,
+        **PLAIN, "task": TASK_OF[name], "batch_size": 8, "micro_batch_size": 2, "seq_len": 16,
+        "data": {"source": "dummy"}, "vocab_size": None if name == "vit" else 96, **fields,
     })
 
 

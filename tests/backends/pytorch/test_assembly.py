@@ -9,13 +9,11 @@ import pytest
 import torch
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
+from tests.plain import CPU
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.build import Build
-from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
-
-CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34)
 
 
 class OwnLoss(torch.nn.Module):

@@ -17,17 +17,16 @@ from torch._inductor.exc import InductorError
 from tests.architectures import tiny_model
 from tests.benchmark_modules import benchmark
 from tests.failing import failing
+from tests.plain import CPU
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.errors import cause, is_models_own, memory_guard
 from tightfit.backends.pytorch.simulate.inference import predict_inference
 from tightfit.backends.pytorch.simulate.predict import predict
-from tightfit.devices import Device
 from tightfit.errors import ModelError, OutOfMemory
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.tasks import global_batch_of
 
-CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 FIELDS = {"data": "dummy", "vocab_size": 16, "seq_len": 8, "batch_size": 4, "micro_batch_size": 2, "device": "cpu"}
 AT_LINE = rf" \({Path(__file__)}:\d+\)"
 

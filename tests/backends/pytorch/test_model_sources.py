@@ -14,6 +14,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progr
 from torch import nn
 
 from tests.architectures import tiny_config, tiny_model
+from tests.plain import CPU
 from tightfit.backends.pytorch.assembly import bare_build
 from tightfit.backends.pytorch.models import (
     BuiltModel,
@@ -24,7 +25,6 @@ from tightfit.backends.pytorch.models import (
 )
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.bundled import BUNDLED
-from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
@@ -48,7 +48,6 @@ PUBLISHED = {
     "gemma-2b": 2_506_172_416, "phi-2": 2_779_683_840, "vit-base": 86_567_656, "transformer-156m": 155_877_376,
     "olmoe-1b-7b": 6_919_161_856, "gpt-oss-20b": 20_914_757_184, "qwen3-30b-a3b": 30_532_122_624, "moe-tiny": 2_690_432,
 }
-CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34)
 SMALL_GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32}
 SMALL_OURS = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "head_dim": 8, "max_seq_len": 32}
 

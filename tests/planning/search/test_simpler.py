@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.plain import PLAIN
 from tests.planning.search.declared import GIB, Declared
 from tightfit.devices import find_device
 from tightfit.planning.estimate import Margin
@@ -28,7 +29,7 @@ FASTER = 3.0
 
 @pytest.mark.parametrize("parameters", [1e8, 1e9])
 def test_what_waits_in_host_memory_is_tried_on_the_device_that_has_room_for_it(parameters):
-    pinned = {"batch_size": 64, "precision": "fp32", "checkpointing": "none", "loss": "plain", "optimizer": "adamw"}
+    pinned = {**PLAIN, "batch_size": 64, "attention": "auto", "compile": "auto"}
     tools = Declared(parameters=parameters, sample=0.2 * GIB, speeds={("fp32", "adamw"): 1e4}, compiled=FASTER).tools()
     space = Space(Recipe.from_dict(pinned), find_device("t4"))
     exploration = Exploration(space, InProcess(tools), TraceBudget(limit=20), margin=Margin())
@@ -67,8 +68,7 @@ class Cached(Declared):
 
 
 def test_where_larger_micro_batches_are_slower_smaller_ones_are_tried():
-    pinned = {"batch_size": 64, "checkpointing": "none", "loss": "plain", "optimizer": "adamw", "offload": "none",
-              "compile": "off", "attention": "sdpa", "precision": "bf16"}
+    pinned = {**PLAIN, "batch_size": 64, "offload": "none", "precision": "bf16"}
     toy = Cached(parameters=1e8, sample=0.01 * GIB, speeds={("bf16", "adamw"): 1e4})
     space = Space(Recipe.from_dict(pinned), find_device("l4"))
     exploration = Exploration(space, InProcess(toy.tools()), TraceBudget(limit=20), margin=Margin())
@@ -86,16 +86,14 @@ def test_micro_batches_are_tried_that_are_smaller_than_any_known():
             timed = super().seconds(trace, recipe, device)
             return replace(timed, seconds=timed.seconds * (0.8 if recipe.micro_batch_size == 2 else 1.0))
 
-    pinned = {"batch_size": 64, "checkpointing": "none", "loss": "plain", "optimizer": "adamw", "offload": "none",
-              "compile": "off", "attention": "sdpa", "precision": "bf16"}
+    pinned = {**PLAIN, "batch_size": 64, "offload": "none", "precision": "bf16"}
     toy = Small(parameters=1e8, sample=0.01 * GIB, speeds={("bf16", "adamw"): 1e4})
     plan = search(Recipe.from_dict(pinned), find_device("l4"), toy.tools())
     assert plan.recipe.micro_batch_size == 2
 
 
 def test_where_the_fastest_micro_batch_is_a_small_one_compiling_is_tried_there():
-    pinned = {"batch_size": 64, "checkpointing": "none", "loss": "plain", "optimizer": "adamw", "offload": "none",
-              "attention": "sdpa", "precision": "bf16"}
+    pinned = {**PLAIN, "batch_size": 64, "offload": "none", "precision": "bf16", "compile": "auto"}
     toy = Cached(parameters=1e8, sample=0.01 * GIB, speeds={("bf16", "adamw"): 1e4}, compiled=1.4)
     plan = search(Recipe.from_dict(pinned), find_device("l4"), toy.tools())
     assert plan.chosen is not None

@@ -13,16 +13,15 @@ from torch.nn import functional as F
 
 from tests.architectures import VOCAB
 from tests.backends.test_exactness import collate, rows
+from tests.plain import CPU, PLAIN
 from tightfit.backends.base import StepResult
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.experts.routing import find_routers
 from tightfit.backends.pytorch.step import Step
-from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, MicroBatch, global_batch_of
 
-CPU = Device(kind="cpu", name="cpu", memory_bytes=1 << 30)
 _SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": VOCAB,
     "num_key_value_heads": 2, "max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -60,9 +59,9 @@ def moe_model(name: str | tuple[str, dict[str, Any]], **changes: Any) -> nn.Modu
 
 def moe_step(name: str, model: nn.Module | None = None, **fields: Any) -> Step:
     recipe = Recipe.from_dict({
-        "task": "causal-lm", "batch_size": 6, "micro_batch_size": 2, "seq_len": 24, "max_grad_norm": 0.0,
-        "precision": "fp32", "attention": "eager", "compile": "off", "loss": "plain", "checkpointing": "none",
-        "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}, **COEFFICIENTS, **fields,
+        **PLAIN, "attention": "eager", "task": "causal-lm", "batch_size": 6, "micro_batch_size": 2, "seq_len": 24,
+        "max_grad_norm": 0.0, "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}, **COEFFICIENTS,
+        **fields,
     })  # fmt: skip
     model = moe_model(name) if model is None else model
     return Step(apply_techniques(bare_build(recipe, CPU, torch.device("cpu"), model)))

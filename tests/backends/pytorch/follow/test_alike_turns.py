@@ -7,17 +7,16 @@ from functools import partial
 import pytest
 import torch
 
+from tests.plain import CPU, PLAIN
 from tightfit import Recipe
 from tightfit.backends.pytorch.follow.alike_turns import FEWEST, alike_turns
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate import predict as prediction
-from tightfit.devices import Device, find_device
+from tightfit.devices import find_device
 
-CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 FIELDS = {
-    "attention": "sdpa", "checkpointing": "none", "compile": "off", "optimizer": "adamw", "precision": "fp32",
-    "loss": {"name": "chunked", "tokens": 8}, "data": "dummy", "pretrained": False, "model": "gpt2", "vocab_size": 96,
-    "seq_len": 36, "batch_size": 4, "micro_batch_size": 2,
+    **PLAIN, "loss": {"name": "chunked", "tokens": 8}, "data": "dummy", "pretrained": False, "model": "gpt2",
+    "vocab_size": 96, "seq_len": 36, "batch_size": 4, "micro_batch_size": 2,
     "model_overrides": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64},
 }
 BY_BLOCK = {"accumulation": "by-block", "update": "with-forward", "checkpointing": "every-block", "offload": "host"}

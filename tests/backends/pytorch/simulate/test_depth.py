@@ -8,7 +8,7 @@ import pytest
 from torch._inductor import compile_fx
 
 from tests.architectures import tiny_model
-from tests.trace.test_extension import CPU
+from tests.plain import CPU
 from tests.trace.test_extension import recipe as of_four
 from tightfit.backends.pytorch.simulate import predict as prediction
 from tightfit.devices import find_device

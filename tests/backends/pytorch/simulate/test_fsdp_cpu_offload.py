@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.plain import PLAIN
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import find_device
 from tightfit.planning.defaults import resolve
@@ -18,8 +19,7 @@ PARTS = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
 
 def predicted(tiny, **parallel) -> Trace:
     """Two micro-batches of 2 for each of two processes."""
-    values = {**tiny, "batch_size": 8, "micro_batch_size": 2, "precision": "bf16", "optimizer": "adamw",
-              "checkpointing": "none", "compile": "off", "loss": "plain", "attention": "sdpa",
+    values = {**tiny, **PLAIN, "batch_size": 8, "micro_batch_size": 2, "precision": "bf16",
               "parallel": {"name": "fsdp", "processes": 2, **parallel}}  # fmt: skip
     return PytorchBackend().predict(resolve(Recipe.from_dict(values), CARD), CARD)
 

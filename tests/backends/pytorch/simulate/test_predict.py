@@ -11,20 +11,17 @@ from torch import nn
 from cpu_cases import ADAPTED, ALTERNATING, CHUNKED, FP8, TILED, Case, cases
 from cpu_truth import PHASES
 from plan_vs_cpu import BOUND, compare
+from tests.plain import CPU, PLAIN
 from tightfit import Recipe
 from tightfit.backends.pytorch.simulate import predict as prediction
 from tightfit.backends.pytorch.simulate.fake_global_batches import micro_batch_sizes
-from tightfit.devices import Device, find_device
+from tightfit.devices import find_device
 from tightfit.errors import ModelError
 from tightfit.trace import Category, Trace
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
-CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
-PLAIN = {
-    "attention": "sdpa", "checkpointing": "none", "compile": "off", "optimizer": "adamw", "precision": "fp32",
-    "pretrained": False, "data": "dummy",
-}
+FIELDS = {**PLAIN, "pretrained": False, "data": "dummy"}
 
 
 BY_HAND = len(CHUNKED + FP8 + ADAPTED + ALTERNATING + TILED)
@@ -45,7 +42,7 @@ def test_documents_longer_than_a_sliding_window_cost_a_processor_no_more_than_pr
 
 def tiny_gpt2(**fields) -> Recipe:
     return Recipe.from_dict({
-        **PLAIN, "model": "gpt2", "vocab_size": 96, "seq_len": 16,
+        **FIELDS, "model": "gpt2", "vocab_size": 96, "seq_len": 16,
         "model_overrides": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32}, **fields,
     })
 
@@ -76,7 +73,7 @@ def test_a_global_batch_of_a_billion_micro_batches_is_never_listed():
 
 def test_a_model_larger_than_this_machine_is_predicted_without_a_parameter():
     recipe = Recipe.from_dict({
-        **PLAIN, "model": "llama-3.1-8b", "precision": "bf16", "batch_size": 1, "micro_batch_size": 1, "seq_len": 512,
+        **FIELDS, "model": "llama-3.1-8b", "precision": "bf16", "batch_size": 1, "micro_batch_size": 1, "seq_len": 512,
         "model_overrides": {
             "num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
             "head_dim": 128,
@@ -148,14 +145,14 @@ class Fourier(nn.Module):
 ], ids=["gru", "lstm", "rnn", "weight norm", "complex"])
 @pytest.mark.parametrize("device", [CPU, find_device("rtx-4090")], ids=["cpu", "gpu"])
 def test_modules_of_many_kinds_are_traced(middle, device):
-    recipe = Recipe.from_dict({**PLAIN, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8})
+    recipe = Recipe.from_dict({**FIELDS, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8})
     trace = prediction.predict(recipe, device, Own(middle()))
     assert any(a.category is Category.OPTIMIZER for a in trace.allocations)
 
 
 def test_a_model_that_cannot_be_traced_is_refused_by_its_op():
     recipe = Recipe.from_dict({
-        **PLAIN, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8, "attention": "eager",
+        **FIELDS, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8, "attention": "eager",
     })
     with pytest.raises(ModelError, match="nonzero"):
         prediction.predict(recipe.override(attention="sdpa"), CPU, Counting())
@@ -169,6 +166,6 @@ class Shorter(Own):
 
 
 def test_logits_of_another_shape_than_the_labels_are_refused():
-    recipe = Recipe.from_dict({**PLAIN, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8})
+    recipe = Recipe.from_dict({**FIELDS, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8})
     with pytest.raises(ModelError, match=r"Shorter gives logits of shape \(2, 7, 96\); labels of shape \(2, 8\) need"):
         prediction.predict(recipe, CPU, Shorter(nn.Identity()))

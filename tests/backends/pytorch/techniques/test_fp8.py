@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from tests.architectures import TASK_OF, tiny_model
-from tests.backends.pytorch.techniques.by_block.streaming_cases import ALL, BY_BLOCK, CPU, HOST, run, same, weights
+from tests.backends.pytorch.techniques.by_block.streaming_cases import ALL, BY_BLOCK, HOST, run, same, weights
+from tests.plain import CPU, PLAIN
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.own_loop import apply
 from tightfit.backends.pytorch.simulate.predict import predict
@@ -181,8 +182,8 @@ def test_the_exported_model_is_an_ordinary_one(tmp_path):
 
 
 def test_accelerate_gets_bf16_around_it():
-    recipe = {"precision": "fp8", "device": "cpu", "batch_size": 4, "micro_batch_size": 2, "checkpointing": "none",
-              "optimizer": "adamw", "attention": "eager", "compile": "off"}
+    recipe = {**PLAIN, "precision": "fp8", "device": "cpu", "batch_size": 4, "micro_batch_size": 2,
+              "attention": "eager"}
     applied = apply(tiny_model("llama"), recipe)
     assert applied.accelerator_kwargs["mixed_precision"] == "bf16"
     assert any("dtype=torch.bfloat16" in sentence for sentence in applied.left_to_you)

@@ -263,8 +263,7 @@ def test_a_task_of_classes_is_refused_before_a_model_is_built():
 
 
 def test_a_loop_of_ones_own_is_told_of_the_loss():
-    closed = {"attention": "sdpa", "checkpointing": "none", "compile": "off", "optimizer": "adamw", "precision": "fp32",
-              "batch_size": 4, "micro_batch_size": 2, "seq_len": 40, "device": "cpu", "data": "dummy"}
+    closed = {**CLOSED, "batch_size": 4, "micro_batch_size": 2, "seq_len": 40, "device": "cpu", "data": "dummy"}
     ids = torch.randint(0, VOCAB, (2, 12))
     losses = []
     for loss in ("plain", SMALL):

@@ -10,7 +10,8 @@ import torch
 
 from tests.architectures import tiny_model
 from tests.backends.pytorch.experts.experts_cases import moe_model
-from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, CPU, Run, run, same
+from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, Run, run, same
+from tests.plain import CPU, PLAIN
 from tightfit.backends.pytorch.assembly import assemble, bare_build
 from tightfit.backends.pytorch.batch import TensorBatch
 from tightfit.backends.pytorch.techniques.adapters.apply import low_rank
@@ -55,9 +56,8 @@ def test_work_block_by_block_and_chunks_of_the_loss_change_rounding_alone(name, 
 def test_compiled_blocks_change_rounding_alone():
     found = []
     for fields in ({}, {"compile": {"name": "per-block", "backend": "aot_eager"}}):
-        recipe = Recipe.from_dict({"precision": "fp32", "checkpointing": "every-block", "optimizer": "adamw",
-                                   "attention": "sdpa", "compile": "off", "loss": "plain", "batch_size": 2,
-                                   "micro_batch_size": 2, "seq_len": 8, **FROZEN["nf4"], **fields})
+        recipe = Recipe.from_dict({**PLAIN, "checkpointing": "every-block", "batch_size": 2, "micro_batch_size": 2,
+                                   "seq_len": 8, **FROZEN["nf4"], **fields})
         model = tiny_model("llama", num_hidden_layers=1)
         build = assemble(recipe, CPU, torch.device("cpu"), model)
         ids = torch.arange(16).view(2, 8)

@@ -13,15 +13,13 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from tests.architectures import TASK_OF, tiny_model
+from tests.plain import CPU, PLAIN
 from tightfit.backends.pytorch.assembly import assemble
 from tightfit.backends.pytorch.techniques.adapters.layers import frozen_layers, full_weight, merged_weight
-from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 
-CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
-PLAIN = {"precision": "fp32", "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa", "compile": "off",
-         "batch_size": 2, "micro_batch_size": 2, "seq_len": 8, "loss": "plain", "device": "cpu"}
+FIELDS = {**PLAIN, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8, "device": "cpu"}
 KNOBS = {"rank": 4, "alpha": 12}
 FORMS = {
     "lora": {"name": "lora", **KNOBS}, "rslora": {"name": "lora", "rslora": True, **KNOBS},
@@ -31,7 +29,7 @@ FORMS = {
 
 
 def adapted(model: nn.Module, name: str = "gpt2", **fields) -> nn.Module:
-    recipe = Recipe.from_dict({**PLAIN, "task": TASK_OF[name], **fields})
+    recipe = Recipe.from_dict({**FIELDS, "task": TASK_OF[name], **fields})
     return assemble(recipe, CPU, torch.device("cpu"), model).model
 
 

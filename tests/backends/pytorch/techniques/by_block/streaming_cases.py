@@ -12,15 +12,14 @@ from torch import Tensor
 
 from tests.architectures import TASK_OF, tiny_model
 from tests.backends.test_exactness import LONGEST, SHORTEST, collate, rows
+from tests.plain import CPU, PLAIN
 from tightfit.backends.base import StepResult
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.step import Step
-from tightfit.devices import Device
 from tightfit.recipe import Recipe
 from tightfit.tasks import global_batch_of
 
-CPU = Device(kind="cpu", name="cpu", memory_bytes=1 << 30)
 SPLITS = ((2, 2, 2), (1, 3, 2), (6,), (2, 1, 1, 2))
 """Rows of each micro-batch, step by step."""
 DEPTH = {"gpt2": "n_layer", "distilbert": "n_layers", "t5": "num_layers", "bart": "decoder_layers"}
@@ -72,9 +71,8 @@ def step_of(architecture: str, blocks: int = 4, **fields: Any) -> Step:
     task = TASK_OF[architecture]
     model = tiny_model(architecture, **{DEPTH.get(architecture, "num_hidden_layers"): blocks})
     recipe = Recipe.from_dict({
-        "task": task, "batch_size": 6, "micro_batch_size": 2, "seq_len": 24, "max_grad_norm": 0.05, "precision": "fp32",
-        "attention": "eager", "compile": "off", "loss": "plain", "checkpointing": "none", "optimizer": "adamw",
-        **fields,
+        **PLAIN, "task": task, "batch_size": 6, "micro_batch_size": 2, "seq_len": 24, "max_grad_norm": 0.05,
+        "attention": "eager", **fields,
     })
     return Step(apply_techniques(bare_build(recipe, CPU, torch.device("cpu"), model)), inspect=False)
 

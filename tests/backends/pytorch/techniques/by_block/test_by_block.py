@@ -12,7 +12,6 @@ import torch
 from tests.architectures import CAUSAL, IMAGES, MASKED, SEQ2SEQ
 from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     ALL,
-    CPU,
     EVERYTHING,
     FROZEN,
     HALF,
@@ -31,6 +30,7 @@ from tests.backends.pytorch.techniques.by_block.streaming_cases import (
     step_of,
     weights,
 )
+from tests.plain import CPU
 from tightfit.devices import find_device
 from tightfit.errors import ModelError
 from tightfit.recipe import Recipe

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, CPU, HOST
+from tests.backends.pytorch.techniques.by_block.streaming_cases import BY_BLOCK, HOST
 from tests.failing import failing, no_room
+from tests.plain import CPU, PLAIN
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.step import Step
@@ -150,9 +151,8 @@ class Recomputing(Model):
 def step_of(model, **fields):
     torch.manual_seed(0)
     recipe = Recipe.from_dict({
-        "task": "causal-lm", "batch_size": 6, "micro_batch_size": 2, "seq_len": LENGTH, "vocab_size": VOCABULARY,
-        "max_grad_norm": 0.05, "precision": "fp32", "attention": "sdpa", "compile": "off", "loss": "plain",
-        "checkpointing": "none", "optimizer": "adamw", **fields,
+        **PLAIN, "task": "causal-lm", "batch_size": 6, "micro_batch_size": 2, "seq_len": LENGTH,
+        "vocab_size": VOCABULARY, "max_grad_norm": 0.05, **fields,
     })
     return Step(apply_techniques(bare_build(recipe, CPU, torch.device("cpu"), model())), inspect=False)
 

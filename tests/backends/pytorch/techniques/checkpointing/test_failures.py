@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.benchmark_modules import benchmark
+from tests.plain import CPU
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.simulate.predict import predict
-from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 
-CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 FIELDS = {"data": "dummy", "vocab_size": 16, "seq_len": 8, "batch_size": 2, "micro_batch_size": 2, "device": "cpu",
           "compile": "off", "accumulation": "loop", "offload": "none", "update": "after-backward", "loss": "plain"}
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tests.plain import CPU
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.models import cast_weights
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
-from tightfit.devices import Device
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
@@ -25,7 +25,6 @@ from tightfit.techniques.precision import Bf16Pure, Fp32, Precision
 
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on the CPU")
 
-CPU = Device(kind="cpu", name="cpu", memory_bytes=1 << 30)
 RATES = {"adafactor": 0.05, "sgd": 0.03, "lion": 1e-3}
 """Learning rates that suit the tiny regression, where 3e-3 does not."""
 
