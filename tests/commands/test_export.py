@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.architectures import tiny_model
-from tests.training.test_best import Said
+from tests.training.runs import Said
 from tightfit.training.trainer import Trainer
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs home again\n" * 40

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.failing import failing
-from tests.training.runs import logged_losses, same_weights
+from tests.training.runs import Said, logged, logged_losses, same_weights
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.measure import step_profiler
@@ -20,20 +20,9 @@ from tightfit.profiling.measure import profile_recipe, profiled_step
 from tightfit.profiling.report.compare import figures
 from tightfit.recipe import Recipe
 from tightfit.trace import WALL_PHASES, Phase
-from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("few_objects")
-
-
-class Told(Listener):
-    """Remembers what it is told."""
-
-    def __init__(self):
-        self.messages = []
-
-    def message(self, text):
-        self.messages.append(text)
 
 
 @pytest.fixture
@@ -51,8 +40,8 @@ def plain(run, tmp_path):
 
 
 def train(values):
-    told = Told()
-    return Trainer(recipe=values, listener=told).train(), told.messages
+    told = Said()
+    return Trainer(recipe=values, listener=told).train(), told.texts
 
 
 @pytest.mark.parametrize("change", [
@@ -84,7 +73,7 @@ def test_no_step_is_profiled_unless_asked_for(plain):
 
 def test_the_profiled_step_is_left_out_of_the_speed(run):
     train({**run, "profile_step": 5})
-    lines = [json.loads(line) for line in (Path(run["output_dir"]) / "metrics.jsonl").read_text().splitlines()]
+    lines = logged(Path(run["output_dir"]))
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5, 6, 7]
     assert [line["step"] for line in lines if "loss" in line and "tokens_per_second" not in line] == [5]
 

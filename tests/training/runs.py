@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
+
+
+class Said(Listener):
+    """What a run says."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.texts.append(text)
 
 
 def train(values: dict[str, Any]) -> None:
@@ -30,7 +41,11 @@ def same_weights(one: Path, other: Path) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def logged(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def logged_losses(run: Path) -> dict[int, float]:
     """Loss by step, from metrics.jsonl."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+    return {line["step"]: line["loss"] for line in logged(run) if "loss" in line}

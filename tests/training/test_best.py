@@ -9,28 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from tests.training.runs import same_weights, train
-from tests.training.test_loop import FakeStep, lines, run
+from tests.training.runs import Said, logged, same_weights, train
+from tests.training.test_loop import FakeStep, run
 from tests.training.test_resume import killed_after
 from tightfit.backends.world import ALONE
 from tightfit.errors import RecipeError
 from tightfit.metrics import Evaluation, Total
 from tightfit.recipe import Recipe
 from tightfit.training.best_checkpoint import Best, load_best
-from tightfit.training.listeners import Listener
 from tightfit.training.run_folder import RunFolder
 from tightfit.training.state import TrainerState
 from tightfit.training.trainer import Trainer
 
 WATCHED = {"eval_steps": 1, "load_best_model_at_end": True}
-
-
-class Said(Listener):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.texts.append(text)
 
 
 class Scripted(FakeStep):
@@ -137,7 +128,7 @@ def test_the_finished_model_is_the_best_ones(overfitting, tmp_path, changes):
     overfitting |= changes
     summary = Trainer(recipe=overfitting).train()
     folder = Path(overfitting["output_dir"])
-    evaluations = {line["step"]: line["eval_loss"] for line in lines(folder) if "eval_loss" in line}
+    evaluations = {line["step"]: line["eval_loss"] for line in logged(folder) if "eval_loss" in line}
     assert summary.best_step == min(evaluations, key=evaluations.__getitem__)
     assert summary.best_step is not None
     assert 0 < summary.best_step < 40
@@ -160,7 +151,7 @@ def test_a_run_killed_at_random_ends_and_chooses_as_one_that_was_not(overfitting
     assert summaries[0]["early_stopped"]
     for name in ("steps", "best_step", "eval_loss", "early_stopped", "tokens_seen"):
         assert summaries[0][name] == summaries[1][name]
-    evaluations = [[line for line in lines(folder) if "eval_loss" in line] for folder in (one, other)]
+    evaluations = [[line for line in logged(folder) if "eval_loss" in line] for folder in (one, other)]
     assert evaluations[0] == evaluations[1]
     said = Said()
     again = Trainer(recipe=values, listener=said).train()

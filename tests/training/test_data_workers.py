@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from tests.training.runs import Said
 from tightfit import Trainer
 from tightfit.training.data_workers import STEPS, DataWorkers
-from tightfit.training.listeners import Listener
 
 
 def after(workers: DataWorkers, waited: float, seconds: float, steps: int) -> float:
@@ -59,20 +59,16 @@ class Slow:
 
 def test_a_run_that_waits_for_data_takes_workers_and_learns_the_same(tmp_path, tiny, monkeypatch):
     monkeypatch.setattr("tightfit.training.data_workers.cores", lambda: 3)
-    messages: list[str] = []
-
-    class Told(Listener):
-        def message(self, text: str) -> None:
-            messages.append(text)
+    told = Said()
 
     def losses(name: str, **loading: int) -> tuple[float, ...]:
         (tmp_path / name).mkdir()
         recipe = {**tiny, "max_steps": STEPS + 6, "batch_size": 8, "seq_len": 16, "loading": loading,
                   "data": {"packing": False}, "output_dir": str(tmp_path / f"{name}.run"), "eval_steps": None}
-        return Trainer(recipe=recipe, dataset=Slow(tmp_path / name), listener=Told()).train().losses
+        return Trainer(recipe=recipe, dataset=Slow(tmp_path / name), listener=told).train().losses
 
     assert losses("alone", workers=0) == losses("open")
     assert len(list((tmp_path / "alone").iterdir())) == 1
     assert len(list((tmp_path / "open").iterdir())) > 1
-    said = [text for text in messages if "waiting for data" in text]
+    said = [text for text in told.texts if "waiting for data" in text]
     assert [f"from step {STEPS + 2} on loading.workers=" in text for text in said] == [True]

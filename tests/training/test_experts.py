@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.training.runs import logged
 from tightfit import Trainer
 from tightfit.training.summary import Summary
 
@@ -24,8 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> tup
         "router_aux_loss_coef": 0.1, "output_dir": str(folder / "run"), "cache_dir": str(shared_cache),
         "vocab_size": 300,
     }).train()  # fmt: skip
-    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    return summary, [line for line in lines if "loss" in line]
+    return summary, [line for line in logged(folder / "run") if "loss" in line]
 
 
 def test_the_loss_falls_and_experts_come_to_be_used_alike(trained):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.training.runs import logged
 from tightfit.backends.base import ParameterCounts, StepResult
 from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.metrics import Evaluation, Total
@@ -128,16 +128,12 @@ def run(step: FakeStep, folder: Path, listener: Any = None, source: Source | Non
     return loop
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("lagging", [False, True])
 def test_every_step_is_counted_once_however_late_its_figures_come(tmp_path, lagging):
     step = FakeStep(lambda number: StepResult(loss=Total(6.0 * number, 6)), lagging)
     loop = run(step, tmp_path)
     assert loop.state.losses == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
+    assert [line["loss"] for line in logged(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
     assert (loop.state.samples, loop.state.tokens) == (12, 36)
     assert loop.state.evaluation == {"eval_loss": 1.5, "eval_accuracy": 0.5, "eval_perplexity": math.exp(1.5)}
 
@@ -149,11 +145,11 @@ def test_a_profiled_step_is_learned_from_and_not_timed(tmp_path, monkeypatch, la
     monkeypatch.setattr("tightfit.training.loop.time", SimpleNamespace(perf_counter=lambda: step.clock))
     loop = run(step, tmp_path, profile=profile, save_steps=4)
     assert loop.state.losses == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
+    assert [line["loss"] for line in logged(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
     assert (loop.state.samples, loop.state.tokens) == (10, 30)
     assert loop.state.training_seconds == pytest.approx(5)
     if not lagging:  # which shifts a step's seconds to the one before
-        assert [line["tokens_per_second"] for line in lines(tmp_path) if "loss" in line] == pytest.approx([6, 6, 6])
+        assert [line["tokens_per_second"] for line in logged(tmp_path) if "loss" in line] == pytest.approx([6, 6, 6])
     assert profile.timing == [1, 2, 3, 4, 5, 6]
     assert profile.kept == 1
 
@@ -162,7 +158,7 @@ def test_a_line_tells_how_far_the_run_has_come(tmp_path):
     run(FakeStep(), tmp_path, max_steps=4, save_steps=4)
     run(FakeStep(), tmp_path)
     told = [(line["step"], line["epoch"], line["num_input_tokens_seen"], line["peak_memory"])
-            for line in lines(tmp_path) if "loss" in line]
+            for line in logged(tmp_path) if "loss" in line]
     assert told == [(2, 0.4, 12, 1000), (4, 0.8, 24, 1000), (6, 1.2, 36, 1000)]
 
 
@@ -190,7 +186,7 @@ def test_a_step_without_labels_is_said_once_and_its_loss_is_not_written(tmp_path
     run(step, tmp_path, listener, Unlabelled(), logging_steps=1)
     (warning,) = [text for text in said if "warning" in text]
     assert "every label of step 1 is -100 (global batch 0)" in warning
-    assert [line["step"] for line in lines(tmp_path) if "loss" in line] == [2, 4, 5, 6]
+    assert [line["step"] for line in logged(tmp_path) if "loss" in line] == [2, 4, 5, 6]
 
 
 def test_saving_comes_before_evaluating_and_once_a_step(tmp_path):
@@ -211,7 +207,7 @@ def test_shares_are_of_the_steps_that_the_run_has(tmp_path):
     step = FakeStep()
     run(step, tmp_path, save_steps=0.5, eval_steps=0.3, logging_steps=0.5, max_steps=6)
     assert step.asked == ["evaluate", "save 3", "evaluate", "save 6", "evaluate"]
-    assert [line["step"] for line in lines(tmp_path) if "learning_rate" in line] == [3, 6]
+    assert [line["step"] for line in logged(tmp_path) if "learning_rate" in line] == [3, 6]
 
 
 def test_an_evaluation_that_an_end_of_the_process_came_before_is_made_up_for(tmp_path):
@@ -221,7 +217,7 @@ def test_an_evaluation_that_an_end_of_the_process_came_before_is_made_up_for(tmp
     step = FakeStep()
     run(step, tmp_path, save_steps=3, eval_steps=3)
     assert step.asked == ["evaluate", "save 6", "evaluate"]
-    assert [line["step"] for line in lines(tmp_path) if "eval_loss" in line] == [3, 6]
+    assert [line["step"] for line in logged(tmp_path) if "eval_loss" in line] == [3, 6]
     again = FakeStep()
     run(again, tmp_path, max_steps=7, save_steps=3, eval_steps=3)
     assert again.asked[0] != "evaluate"  # step 6 has been evaluated
@@ -232,7 +228,7 @@ def test_lines_that_are_no_metrics_are_dropped_on_resume(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write("[" * 100_000 + "\n")
     run(FakeStep(), tmp_path)
-    assert lines(tmp_path)[-1]["step"] == 6
+    assert logged(tmp_path)[-1]["step"] == 6
 
 
 def test_an_interval_that_a_stop_cut_is_logged_whole(tmp_path):
@@ -248,7 +244,7 @@ def test_an_interval_that_a_stop_cut_is_logged_whole(tmp_path):
     assert (stopped.state.stopped_by, stopped.state.step) == ("SIGTERM", 3)
     resumed = run(FakeStep(script), tmp_path)
     assert resumed.state.first_step == 3
-    assert [line["loss"] for line in lines(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
+    assert [line["loss"] for line in logged(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
 
 
 @pytest.mark.parametrize("result", [
@@ -275,8 +271,8 @@ def test_skipped_steps_are_counted_and_too_many_stop_the_run(tmp_path):
     skipped = StepResult(loss=Total(6.0, 6), grad_norm=math.inf, skipped=True)
     loop = run(FakeStep(lambda number: skipped if number < 4 else StepResult(loss=Total(6.0, 6))), tmp_path)
     assert loop.state.skipped_steps == 3
-    assert [line.get("skipped_steps") for line in lines(tmp_path) if "loss" in line] == [2, 1, None]
-    assert lines(tmp_path)[0]["grad_norm"] is None
+    assert [line.get("skipped_steps") for line in logged(tmp_path) if "loss" in line] == [2, 1, None]
+    assert logged(tmp_path)[0]["grad_norm"] is None
     with pytest.raises(NonFiniteLoss, match="fp16 overflows"):
         run(FakeStep(lambda number: skipped), tmp_path / "other", max_steps=SKIPS_IN_A_ROW + 1)
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from tests.failing import failing
-from tests.training.test_best import Said
+from tests.training.runs import Said
 from tightfit.commands.export import run_export
 from tightfit.errors import CheckpointError, DataError, RecipeError
 from tightfit.training import trainer

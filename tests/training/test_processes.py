@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.training.processes import in_processes, started, train_in
-from tests.training.runs import final_weights
+from tests.training.runs import final_weights, logged
 from tightfit.backends import load_backend
 from tightfit.backends.pytorch import state as module_of_states
 from tightfit.backends.pytorch.step import Step
@@ -55,8 +55,7 @@ def loaded():
 
 
 def recorded(folder: Path, name: str) -> list[float]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line[name] for line in lines if name in line]
+    return [line[name] for line in logged(folder) if name in line]
 
 
 def assert_same(one: Path, other: Path) -> None:

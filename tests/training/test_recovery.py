@@ -17,7 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from tests import failing
-from tests.training.runs import logged_losses
+from tests.training.runs import Said, logged_losses
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.techniques import compile as compile_technique
@@ -27,7 +27,6 @@ from tightfit.errors import OutOfMemory
 from tightfit.recipe import Recipe
 from tightfit.techniques.offload import STREAMED
 from tightfit.trace import Phase
-from tightfit.training.listeners import Listener
 from tightfit.training.recovery import less_memory
 from tightfit.training.trainer import Trainer
 
@@ -39,14 +38,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-class Said(Listener):
-    def __init__(self) -> None:
-        self.messages = list[str]()
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-
 @pytest.fixture
 def run(tiny):
     return {**tiny, "data": {"source": "dummy", "samples": 40}, "batch_size": 8, "micro_batch_size": 4, "max_steps": 6,
@@ -56,7 +47,7 @@ def run(tiny):
 def trained(values):
     torch.set_num_threads(1)
     said = Said()
-    return Trainer(recipe=values, listener=said).train(), [text for text in said.messages if "out of memory" in text]
+    return Trainer(recipe=values, listener=said).train(), [text for text in said.texts if "out of memory" in text]
 
 
 def no_room(monkeypatch, phase: Phase | str, at: int, times: int = 1) -> None:

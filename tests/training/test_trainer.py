@@ -16,12 +16,13 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, GPT2Config
 from typer.testing import CliRunner
 
 from tests.failing import failing
+from tests.training.runs import Said
 from tightfit import Recipe, Trainer, apply, models, plan
 from tightfit.backends.pytorch.models import cast_weights
 from tightfit.cli import app
 from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError, Refused
 from tightfit.training import run_folder
-from tightfit.training.listeners import LastingConsole, Listener, Terminal
+from tightfit.training.listeners import LastingConsole, Terminal
 from tightfit.training.run_folder import LOCK, folder_name
 
 ROWS = [{"input_ids": list(range(i, i + 16))} for i in range(40)]
@@ -37,16 +38,6 @@ class Named(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         logits = self.out(self.words(input_ids))[:, self.drop :]
         return logits.detach() if self.frozen else logits
-
-
-class Said(Listener):
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.texts.append(text)
 
 
 @pytest.fixture
