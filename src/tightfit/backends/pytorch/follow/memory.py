@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from tightfit.backends.pytorch.follow.dispatch_mode import never_compiled
 from tightfit.trace import Allocation, Category, Op, Phase
 
 Arguments = Sequence[Sequence[int]]
@@ -26,6 +27,7 @@ class TrackedMemory:
     """
 
     def __init__(self) -> None:
+        never_compiled(TrackedMemory._release)  # called wherever a tensor goes
         self.tick = 0
         self.allocations: list[Allocation] = []
         self._born_in: list[Phase] = []

@@ -22,6 +22,7 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
+from tightfit.backends.pytorch.follow.dispatch_mode import never_compiled
 from tightfit.backends.pytorch.follow.tracker import Scratch
 from tightfit.backends.pytorch.simulate import cpu_scratch, kernels
 from tightfit.backends.pytorch.simulate.cuda import scratch as cuda_scratch
@@ -55,6 +56,7 @@ class PlanningMode(FakeTensorMode):
 
     def __init__(self, target: Device, **options: Any) -> None:
         super().__init__(**options)
+        never_compiled(type(self).__torch_dispatch__)
         self.target = target
         self._shapes = ShapeCache(self, _known_ops(target.kind, target.capability))
         self._rules = kernels.CUDA_SHAPES if target.kind == "cuda" else kernels.CPU_SHAPES
@@ -143,6 +145,7 @@ def override_decompositions(compositions: kernels.Compositions, device_of: Targe
     while a backward pass recomputes.
     """
     library = torch.library.Library("aten", "IMPL")
+    never_compiled(_composed)
     try:
         for op, compose in compositions.items():
             op._dispatch_cache.clear()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tightfit.backends.pytorch.follow.dispatch_mode import never_compiled
 from tightfit.backends.pytorch.simulated_device import TargetOf
 from tightfit.errors import ModelError
 
@@ -91,6 +92,7 @@ def autocast_as_on_cuda(device_of: TargetOf) -> Iterator[None]:
         return
     policies, on_cpu = cuda_policies(), _registered("AutocastCPU")
     library = torch.library.Library("aten", "IMPL")
+    never_compiled(_autocast)
     try:
         for name in sorted(on_cpu | policies.keys()):
             if name in SHARED and name in on_cpu and policies.get(name) is Policy.LOWER:
