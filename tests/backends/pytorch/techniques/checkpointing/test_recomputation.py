@@ -252,6 +252,35 @@ def test_all_blocks_share_one_compilation(technique: Checkpointing) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("technique", [NoCheckpointing(), EveryBlock()], ids=str)
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_blocks_of_torchs_own_classes_are_compiled_once_and_compute_the_same(technique: Checkpointing) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.manual_seed(0)
+    blocks = [nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True) for _ in range(3)]
+    parameters = [parameter for block in blocks for parameter in block.parameters()]
+    x = torch.randn(2, 4, 16, requires_grad=True)
+
+    def gradients() -> list[Tensor]:
+        hidden = x
+        for block in blocks:
+            hidden = block(hidden)
+        return list(torch.autograd.grad(hidden.square().sum(), parameters))
+
+    expected = gradients()
+    for block in blocks:
+        if isinstance(technique, EveryBlock):
+            recompute(nn.Sequential(block), [[block]])
+        compile_module(block, backend="aot_eager")
+    for computed, eager in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(computed, eager)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    with torch.no_grad():  # where such a layer runs as one kernel
+        assert blocks[0].eval()(x).shape == x.shape
+
+
 def test_the_compiler_is_kept_from_regions_it_cannot_follow() -> None:
     whole = build(make("gpt2"), Segments()).model
     with pytest.raises(ModelError, match=r"^GPT2LMHeadModel cannot be compiled: transformer.h.0 .* compile=off$"):

@@ -59,7 +59,8 @@ def compile_module(module: nn.Module, **arguments: Any) -> None:
     """Compile `module` in place, as `module.compile` does.
 
     A module that shares a region is compiled inside it, so that the recomputation runs the same code. Raises
-    ModelError where regions of several modules lie inside `module`: the compiler cannot follow those.
+    ModelError where regions of several modules lie inside `module`: the compiler cannot follow those. One of torch's
+    own classes, which `module.compile` leaves as it is, in silence, is compiled all the same, as by `torch.compile`.
     """
     member = module.__dict__.get("forward")
     if isinstance(member, _Member):
@@ -71,7 +72,28 @@ def compile_module(module: nn.Module, **arguments: Any) -> None:
                 f"{type(module).__name__} cannot be compiled: {name} is recomputed together with other modules, which "
                 "the compiler cannot follow; write checkpointing=every-block, or compile=off"
             )
+    from torch._dynamo import trace_rules  # takes seconds, as the compiler does that comes next
+
+    kind: Any = type(module)
+    if member is None and trace_rules.check(kind.forward):
+        module.__class__ = _outside_of_torch(kind)
     module.compile(**arguments)
+
+
+@cache
+def _outside_of_torch(kind: type[Any]) -> type[nn.Module]:
+    """`kind`, its forward pass called by a function of ours: Dynamo begins with no function of torch's own files."""
+    inner = kind.forward
+
+    @wraps(inner)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return inner(self, *args, **kwargs)
+
+    return _with_forward(kind, forward)
+
+
+def _with_forward(kind: type[Any], forward: Forward) -> type[nn.Module]:
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 def _context_fn(policy: PolicyFactory | None) -> ContextFn:
@@ -119,7 +141,7 @@ def _recomputed(kind: type[Any], policy: PolicyFactory | None) -> type[nn.Module
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _call(partial(inner, self), first, policy, self, *args, **kwargs)
 
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__})
+    return _with_forward(kind, forward)
 
 
 def _call(
