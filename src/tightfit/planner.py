@@ -7,14 +7,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend
 from tightfit.devices import Device, catalogue, parse_host_memory
 from tightfit.display.plan_table import ReadablePlan
+from tightfit.display.progress import SearchProgress
 from tightfit.errors import RecipeError, Refused
 from tightfit.models import read_config
 from tightfit.planning.cluster import Cluster, on_cluster, read_cluster
@@ -48,7 +52,7 @@ def plan(
     gpus: int | None = None,
     nodes: int | None = None,
     network: str | None = None,
-    progress: Progress | None = None,
+    progress: bool | Progress = False,
 ) -> ReadablePlan:
     """Predict what each combination of techniques costs on a GPU, which need not be in this machine, and choose one.
 
@@ -62,8 +66,9 @@ def plan(
         where the GPU is its own, else assumed: twice the GPU's, 32 GiB at least, and more where nothing fits so.
     gpus: how many such GPUs a machine has; `8xh100-sxm` as `gpu` says the same. nodes: how many machines. network: what
         each of these sends in a second, such as `100Gbit`, or `8x400Gbit` with a network card for each of 8 GPUs.
-    progress: called before each trace with how many are done, None, and what comes next; at the end with their number
-        twice and `done`.
+    progress: show how far it is on standard error, as the command line does; by default nothing is shown. Or called
+        before each trace with how many are done, None, and what comes next; at the end with their number twice and
+        `done`.
 
     The plan shows as a table where it is printed and in a notebook; `plan.recipe` is the choice. Raises the errors of
     `tightfit.errors`: for an unknown GPU, contradictory pins, and a model that cannot be traced. Where nothing fits
@@ -73,8 +78,10 @@ def plan(
     """
     module = None if model is None or isinstance(model, str) else model
     gpu, cluster = read_cluster(gpu, gpus, nodes, network)
-    return plan_on(lambda cuda: as_recipe(recipe, model, cuda=cuda), gpu, gpu_memory, host_memory, cluster=cluster,
-                   module=module, progress=progress)
+    bar = SearchProgress(Console(stderr=True), "planning", "traces") if progress is True else nullcontext(progress)
+    with bar as tell:
+        return plan_on(lambda cuda: as_recipe(recipe, model, cuda=cuda), gpu, gpu_memory, host_memory, cluster=cluster,
+                       module=module, progress=tell or None)
 
 
 def plan_on(

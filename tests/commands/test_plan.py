@@ -362,6 +362,13 @@ def test_from_python(recipe):
     assert named.recipe.batch_size == 6
 
 
+@pytest.mark.parametrize(("progress", "shown"), [(True, "planning: 0 s, 0 traces done"), (False, "")])
+def test_from_python_progress_is_shown_where_it_is_asked_for(progress, shown, capsys):
+    tightfit.plan("gpt2", {**FIELDS, "precision": "bf16"}, gpu="rtx-4090", progress=progress)
+    out, err = capsys.readouterr()
+    assert (out, err[: len(shown) or None]) == ("", shown)
+
+
 class Own(nn.Module):
     """A model that no recipe names."""
 
