@@ -200,7 +200,7 @@ class Recipe(TechniqueFacts, BaseModel):
     profile_step: Positive | None = None
     """Profile this step, or a process's fourth if that is later, for `tightfit report`: not in the run's own speed."""
     sample_prompt: str | None = None
-    """Text to continue at the end of a causal-lm run."""
+    """Text to continue, or after conversations to answer, at the end of a causal-lm run."""
     cache_dir: NameOrPath = "~/.cache/tightfit"
     """Folder in which trained tokenizers and tokenized data are kept."""
     hugging_face: dict[str, Any] = Field(default_factory=dict)

@@ -61,7 +61,8 @@ class Data(BaseModel):
 
     source: NameOrPath = "stdlib"
     """`stdlib` (the Python standard library's own source), `dummy` (random), a text, JSONL, CSV or Parquet file, a
-    folder of them or of images, a folder saved by `datasets`, or a Hugging Face dataset id."""
+    folder of them or of images, a folder saved by `datasets`, or a Hugging Face dataset id. To train a saved model
+    further, one has to be named."""
     config: str | None = None
     """The Hugging Face dataset's configuration."""
     split: str = "train"
