@@ -89,9 +89,8 @@ def test_records_of_other_devices_and_threads_lie_beside_it(tmp_path):
 
 
 def test_what_was_measured_of_the_link_comes_back(tmp_path):
-    rates = CopyRates(alone=5e10, both_ways=4e10, beside_matmuls=3e10, pageable=1e10)
-    card = made(device="NVIDIA H100 80GB HBM3", kind="cuda", threads=0, link=LinkRates(to_device=rates, to_host=rates,
-                                                                                   matmuls=0.9))
+    rates = CopyRates(alone=5e10, both_ways=4e10, pageable=1e10)
+    card = made(device="NVIDIA H100 80GB HBM3", kind="cuda", threads=0, link=LinkRates(to_device=rates, to_host=rates))
     save(card, tmp_path)
     assert load(card.device, tmp_path) == card
 

@@ -83,24 +83,21 @@ def _neighbours(sizes: Sequence[int], size: float) -> list[tuple[int, float]]:
 class CopyRates:
     """Bytes a second of large copies in one direction between the host's memory and a GPU's.
 
-    alone: from or to page-locked memory, nothing else running. both_ways: while copies go the other way.
-    beside_matmuls: the same, while the GPU multiplies matrices as well. pageable: from or to ordinary memory, alone.
+    alone: from or to page-locked memory, nothing else running. both_ways: while copies go the other way. pageable: from
+    or to ordinary memory, alone.
     """
 
     alone: float
     both_ways: float
-    beside_matmuls: float
     pageable: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRates:
-    """Copies between the host's memory and a GPU's. matmuls: share of their speed that matrix products keep while
-    copies go both ways."""
+    """Copies between the host's memory and a GPU's."""
 
     to_device: CopyRates
     to_host: CopyRates
-    matmuls: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,16 +39,15 @@ def test_a_card_of_the_catalogue_is_set_beside_its_data_sheet():
     rows = dict(calibration_rows(made(
         device="NVIDIA L4", kind="cuda", threads=0, matmuls={"bfloat16": grid(60.5e12)},
         memory={"add": {"float32": Curve((3e8,), (2e-3,))}}, link=LinkRates(
-            to_device=CopyRates(alone=24e9, both_ways=20e9, beside_matmuls=19.5e9, pageable=9e9),
-            to_host=CopyRates(alone=25e9, both_ways=21e9, beside_matmuls=20.5e9, pageable=8e9), matmuls=0.97),
+            to_device=CopyRates(alone=24e9, both_ways=20e9, pageable=9e9),
+            to_host=CopyRates(alone=25e9, both_ways=21e9, pageable=8e9)),
     )))
     assert rows["matmuls in bfloat16"] == "60.50 TFLOP/s at best, 50% of the data sheet's 121"
     assert rows["memory"] == "150.0 GB/s in additions, 50% of the data sheet's 300"
     assert rows["host to device"] == (
-        "24.0 GB/s, 76% of the data sheet's 32; 20.0 while copies go both ways, 19.5 with matmuls besides; 9.0 from "
-        "memory that is not page-locked")
+        "24.0 GB/s, 76% of the data sheet's 32; 20.0 while copies go both ways; 9.0 from memory that is not "
+        "page-locked")
     assert rows["device to host"].startswith("25.0 GB/s, 79% of")
-    assert rows["matmuls beside copies"] == "97% of their speed while copies go both ways"
 
 
 def test_a_machine_that_locks_no_memory_is_said():

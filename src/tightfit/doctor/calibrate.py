@@ -60,11 +60,9 @@ def calibration_rows(calibration: Calibration) -> list[tuple[str, str]]:
         rows.append(("host", f"microseconds an op: {phases}"))
     if (link := calibration.link) is not None:
         for name, copies in (("host to device", link.to_device), ("device to host", link.to_host)):
-            alone, both, all_at_once, pageable = (f"{rate / 1e9:,.1f}" for rate in (
-                copies.alone, copies.both_ways, copies.beside_matmuls, copies.pageable))
-            rows.append((name, f"{alone} GB/s{beside('link', copies.alone, 1e9)}; {both} while copies go both ways, "
-                               f"{all_at_once} with matmuls besides; {pageable} from memory that is not page-locked"))
-        rows.append(("matmuls beside copies", f"{link.matmuls:.0%} of their speed while copies go both ways"))
+            alone, both, pageable = (f"{rate / 1e9:,.1f}" for rate in (copies.alone, copies.both_ways, copies.pageable))
+            rows.append((name, f"{alone} GB/s{beside('link', copies.alone, 1e9)}; {both} while copies go both ways; "
+                               f"{pageable} from memory that is not page-locked"))
     elif calibration.kind == "cuda":
         rows.append(("host to device", "not measured: no memory of the host could be page-locked"))
     return rows

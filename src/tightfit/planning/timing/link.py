@@ -28,30 +28,21 @@ def copy_rate(device: Device, calibration: Calibration | None, stream: Stream, *
 
 
 def contended(segments: Sequence[Segment], link: LinkRates, seconds: float) -> list[Segment]:
-    """A step's ops with what copies and computing cost one another, each stretched by the share of the step's `seconds`
-    that the others are busy."""
+    """A step's ops with what copies both ways cost one another, each stretched by the share of the step's `seconds`
+    that the other way is busy."""
     busy = dict.fromkeys(Stream, 0.0)
     for pieces, times in segments:
         for piece in pieces:
             busy[piece.stream] += times * piece.work
     if not any(busy[stream] for stream in COPIES):
         return list(segments)
-    share = {stream: min(work / seconds, 1.0) for stream, work in busy.items()}
     longer = dict.fromkeys(Stream, 1.0)
     for stream, other in ((Stream.COPY_IN, Stream.COPY_OUT), (Stream.COPY_OUT, Stream.COPY_IN)):
-        rates = _rates(link, stream)
-        longer[stream] = (_stretch(rates.alone / rates.both_ways, share[other])
-                          * _stretch(rates.both_ways / rates.beside_matmuls, share[Stream.COMPUTE]))
-    copying = sum(share[stream] for stream in COPIES) / len(COPIES)
-    longer[Stream.COMPUTE] = _stretch(1 / link.matmuls, copying)
+        rates, share = _rates(link, stream), min(busy[other] / seconds, 1.0)
+        longer[stream] = 1 + share * (max(rates.alone / rates.both_ways, 1.0) - 1)
     return [([piece._replace(work=piece.work * longer[piece.stream]) for piece in pieces], times)
             for pieces, times in segments]
 
 
 def _rates(link: LinkRates, stream: Stream) -> CopyRates:
     return link.to_host if stream is Stream.COPY_OUT else link.to_device
-
-
-def _stretch(times: float, share: float) -> float:
-    """The factor by which something takes longer that takes `times` as long for that share of the time."""
-    return 1 + share * (max(times, 1.0) - 1)

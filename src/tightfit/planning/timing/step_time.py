@@ -136,7 +136,7 @@ def _own(calibration: Calibration | None, device: Device) -> Calibration | None:
 
 
 def _together(segments: list[Segment], main: Stream, calibration: Calibration | None) -> list[Segment]:
-    """The segments with what copies and computing cost one another, where that was measured."""
+    """The segments with what copies both ways cost one another, where that was measured."""
     if calibration is None or calibration.link is None:
         return segments
     return contended(segments, calibration.link, simulate(segments, main).seconds)

@@ -14,7 +14,7 @@ from tightfit.backends.pytorch.measure.calibration.link import link_of, measure_
 from tightfit.backends.pytorch.techniques.by_block.transfers import StreamEvent
 from tightfit.trace import Stream
 
-IN, OUT, MULTIPLY = Stream.COPY_IN, Stream.COPY_OUT, Stream.COMPUTE
+IN, OUT = Stream.COPY_IN, Stream.COPY_OUT
 COPIED = 1e9
 
 
@@ -23,7 +23,7 @@ class Machine:
 
     def __init__(self, speed: Callable[[Stream, frozenset[Stream]], float]) -> None:
         self.now = 0.0
-        self.queued, self.ended = (dict.fromkeys((IN, OUT, MULTIPLY), 0.0) for _ in range(2))
+        self.queued, self.ended = (dict.fromkeys((IN, OUT), 0.0) for _ in range(2))
         self._speed = speed
 
     def work(self, stream: Stream) -> Callable[[], StreamEvent]:
@@ -54,40 +54,34 @@ class Machine:
 
 
 def speed(stream: Stream, busy: frozenset[Stream]) -> float:
-    """Copies of 20 and 25 GB/s that lose a fifth to one another and a tenth to matmuls, which lose 5 % to each."""
-    if stream is MULTIPLY:
-        return 500 * 0.95 ** len(busy & {IN, OUT})
-    return {IN: 20, OUT: 25}[stream] * (0.8 if {IN, OUT} <= busy else 1) * (0.9 if MULTIPLY in busy else 1)
+    """Copies of 20 and 25 GB/s that lose a fifth to one another."""
+    return {IN: 20, OUT: 25}[stream] * (0.8 if {IN, OUT} <= busy else 1)
 
 
 def test_the_figures_are_the_machines():
     machine = Machine(speed)
     locked = {stream: machine.work(stream) for stream in (IN, OUT)}
-    found = link_of(locked, locked, machine.work(MULTIPLY), int(COPIED), lambda: machine.now)
+    found = link_of(locked, locked, int(COPIED), lambda: machine.now)
 
     for rates, alone in ((found.to_device, 20e9), (found.to_host, 25e9)):
-        assert (rates.alone, rates.both_ways, rates.beside_matmuls, rates.pageable) == pytest.approx(
-            (alone, 0.8 * alone, 0.72 * alone, alone))
-    assert found.matmuls == pytest.approx(0.95**2)
+        assert (rates.alone, rates.both_ways, rates.pageable) == pytest.approx((alone, 0.8 * alone, alone))
 
 
 def test_what_runs_beside_is_asked_for_until_it_outlasts():
-    """Copies that nearly stop beside matmuls want many more of those than they would take by themselves."""
-    machine = Machine(lambda stream, busy: 1 if stream is IN and MULTIPLY in busy else 10)
-    beside = seconds_beside(machine.work(IN), [machine.work(MULTIPLY)], clock=lambda: machine.now)
+    """Copies that nearly stop beside those back want many more of them than they would take by themselves."""
+    machine = Machine(lambda stream, busy: 1 if stream is IN and OUT in busy else 10)
+    beside = seconds_beside(machine.work(IN), machine.work(OUT), clock=lambda: machine.now)
 
     assert beside == pytest.approx(1.0)
 
 
 def test_the_work_itself_runs_on_a_processor(monkeypatch):
     monkeypatch.setattr(measuring, "COPIED_BYTES", 1 << 12)
-    monkeypatch.setattr(measuring, "SIDE", 8)
     monkeypatch.setattr(measuring, "ROUND", 1e-4)
     found = measure_link(torch.device("cpu"))
 
     assert found is not None
-    assert 0 < found.matmuls <= 1
-    assert min(found.to_device.alone, found.to_device.beside_matmuls, found.to_host.pageable) > 0
+    assert min(found.to_device.alone, found.to_device.both_ways, found.to_host.pageable) > 0
 
 
 @pytest.mark.gpu
@@ -98,6 +92,4 @@ def test_on_a_gpu_copies_are_as_fast_as_a_link_can_be():
     for rates in (found.to_device, found.to_host):
         assert 1e9 < rates.alone < 1e12
         assert rates.both_ways < 1.1 * rates.alone
-        assert rates.beside_matmuls < 1.1 * rates.alone
         assert rates.pageable < 1.1 * rates.alone
-    assert 0.2 < found.matmuls <= 1

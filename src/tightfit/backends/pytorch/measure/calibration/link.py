@@ -7,7 +7,7 @@ beside the measured work begins before it and ends after it, so that a figure ho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,10 @@ from torch import Tensor
 
 from tightfit.backends.pytorch.techniques.by_block.transfers import StreamEvent, Transfers
 from tightfit.calibration import CopyRates, LinkRates
-from tightfit.devices import TENSOR_CORES
 from tightfit.trace import COPIES, Stream
 
 COPIED_BYTES = 1 << 28
 """Bytes of one copy: about those of a large model's block."""
-SIDE = 8192
-"""Rows of the square matrices that are multiplied beside copies."""
 ROUND, ROUNDS = 0.1, 3
 """Seconds of a round, at least one piece of work; and rounds, of which the fastest counts."""
 ATTEMPTS = 5
@@ -39,47 +36,42 @@ def measure_link(device: torch.device) -> LinkRates | None:
     if any(host.device.type != device.type and not host.is_pinned() for host, _ in locked.values()):
         return None
     work = {stream: begin for stream, (_, begin) in locked.items()}
-    matmuls = _matmuls(transfers, torch.bfloat16 if has_bf16(device) else torch.float16)
     ordinary = Transfers(device, pinned=False)
     pageable = {stream: _copies(ordinary, stream)[1] for stream in COPIES}
-    return link_of(work, pageable, matmuls, COPIED_BYTES)
+    return link_of(work, pageable, COPIED_BYTES)
 
 
 def link_of(
-    locked: dict[Stream, Work], pageable: dict[Stream, Work], matmuls: Work, copied: int,
+    locked: dict[Stream, Work], pageable: dict[Stream, Work], copied: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LinkRates:
-    """The figures from pieces of work on the three streams, copies of `copied` bytes and matrix products."""
+    """The figures from copies of `copied` bytes on both streams."""
     seconds = partial(seconds_beside, clock=clock)
 
     def rates(stream: Stream, other: Stream) -> CopyRates:
         mine, back = locked[stream], locked[other]
         return CopyRates(
-            alone=copied / seconds(mine), both_ways=copied / seconds(mine, [back]),
-            beside_matmuls=copied / seconds(mine, [back, matmuls]), pageable=copied / seconds(pageable[stream]),
+            alone=copied / seconds(mine), both_ways=copied / seconds(mine, back),
+            pageable=copied / seconds(pageable[stream]),
         )  # fmt: skip
 
-    return LinkRates(
-        to_device=rates(Stream.COPY_IN, Stream.COPY_OUT), to_host=rates(Stream.COPY_OUT, Stream.COPY_IN),
-        matmuls=min(seconds(matmuls) / seconds(matmuls, list(locked.values())), 1.0),
-    )  # fmt: skip
+    return LinkRates(to_device=rates(Stream.COPY_IN, Stream.COPY_OUT), to_host=rates(Stream.COPY_OUT, Stream.COPY_IN))
 
 
-def seconds_beside(work: Work, beside: Sequence[Work] = (), *, clock: Callable[[], float]) -> float:
-    """The least seconds of a piece of work, in a row of them, while all that is `beside` it goes on."""
-    once = [_alone(each, clock) for each in (work, *beside)]
-    count = max(round(ROUND / once[0]), 1)
+def seconds_beside(work: Work, beside: Work | None = None, *, clock: Callable[[], float]) -> float:
+    """The least seconds of a piece of work, in a row of them, while what is `beside` it goes on."""
+    once, other_once = _alone(work, clock), _alone(beside, clock) if beside is not None else 1.0
+    count = max(round(ROUND / once), 1)
     best = float("inf")
     for _ in range(ROUNDS):
         for attempt in range(ATTEMPTS):
-            room = 2 ** (attempt + 1) * count * once[0]
-            others = [_begin(each, round(room / seconds) + 1) for each, seconds in zip(beside, once[1:], strict=True)]
+            room = 2 ** (attempt + 1) * count * once
+            other = StreamEvent() if beside is None else _begin(beside, round(room / other_once) + 1)
             began = clock()
             _wait(_begin(work, count))
             taken = clock() - began
-            outlasted = all(map(_under_way, others))
-            for other in others:
-                _wait(other)
+            outlasted = _under_way(other)
+            _wait(other)
             if outlasted:
                 break
         best = min(best, taken / count)
@@ -118,18 +110,3 @@ def _copies(transfers: Transfers, stream: Stream) -> tuple[Tensor, Work]:
     copy: Any = transfers.to_host if stream is Stream.COPY_OUT else transfers.to_device
     ends = (there, host) if stream is Stream.COPY_OUT else (host, there)
     return host, lambda: copy(*ends, after=(), keep=False)
-
-
-def _matmuls(transfers: Transfers, dtype: torch.dtype) -> Work:
-    a, b, product = (torch.randn(SIDE, SIDE, device=transfers.device).to(dtype) for _ in range(3))
-
-    def multiply() -> StreamEvent:
-        torch.mm(a, b, out=product)
-        return transfers.record_event()
-
-    return multiply
-
-
-def has_bf16(device: torch.device) -> bool:
-    """Whether it is worth measuring in bf16, which older GPUs emulate."""
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= TENSOR_CORES["bf16"]

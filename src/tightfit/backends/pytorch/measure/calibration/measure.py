@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tightfit.backends.pytorch.measure.calibration.link import has_bf16, measure_link
+from tightfit.backends.pytorch.measure.calibration.link import measure_link
 from tightfit.backends.pytorch.measure.calibration.timing import Call, host_seconds, ops_of, seconds
 from tightfit.backends.pytorch.techniques.precision import fp32_products
 from tightfit.calibration import BATCH, Calibration, Curve, Grid, Progress, processor, torch_version
-from tightfit.devices import listed_device
+from tightfit.devices import TENSOR_CORES, listed_device
 
 MATMUL_SIZES = {"cpu": (16, 64, 256, 1024), "cuda": (64, 256, 1024, 4096, 16384)}
 BATCH_SIZES = {"cpu": (16, 64, 256), "cuda": (64, 256, 1024)}
@@ -158,7 +158,7 @@ def _arithmetic(device: torch.device, report: Progress) -> dict[str, Any]:
 def _dtypes(device: torch.device) -> dict[str, torch.dtype]:
     """Number formats by the name they are kept under."""
     found = {"float32": torch.float32, "float16": torch.float16}
-    if has_bf16(device):
+    if device.type == "cpu" or torch.cuda.get_device_capability(device) >= TENSOR_CORES["bf16"]:  # else emulated
         found["bfloat16"] = torch.bfloat16
         if device.type == "cuda":
             found["tf32"] = torch.float32
