@@ -53,9 +53,9 @@ def test_nothing_is_tried_where_nothing_is_undone():
     tools = Declared(parameters=1e8, sample=0.2 * GIB, speeds={("fp32", "adamw"): 1e4}).tools()
     space = Space(Recipe(batch_size=16), replace(find_device("t4"), memory_bytes=64 * GIB))
     exploration = Exploration(space, InProcess(tools), TraceBudget(limit=20), margin=Margin())
-    exploration.evaluate([(space.first, 8)])
+    exploration.evaluate([(space.defaults, 8)])
     _try_simpler(exploration)
-    assert list(exploration.found) == [(space.first, 8)]
+    assert list(exploration.found) == [(space.defaults, 8)]
 
 
 class Cached(Declared):

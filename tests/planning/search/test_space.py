@@ -73,7 +73,7 @@ def test_the_usual_combination_comes_first():
     for device, precision in ((AMPERE, "bf16"), (VOLTA, "fp16"), (CPU, "fp32")):
         space = Space(Recipe(), device)
         first = space.recipe_for(space.combinations[0], 1)
-        assert space.combinations[0] == space.first
+        assert space.combinations[0] == space.defaults
         assert (first.precision.name, first.attention.name, first.compile.name) == (precision, "sdpa", "off")
         complexity = [space.complexity(choice) for choice in space.combinations]
         assert complexity == sorted(complexity)

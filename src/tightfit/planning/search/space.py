@@ -151,15 +151,15 @@ class Space:
                 if getattr(self.recipe, slot) == "auto" and not any(variant.auto_on for variant in variants)]
 
     def complexity(self, choice: Combination) -> int:
-        """Number of fields in which a combination differs from the first one, and of settings that are never faster
-        than others of theirs."""
-        differing = sum(value != first for value, first in zip(choice, self.first, strict=True))
+        """Number of fields in which a combination has neither the usual value nor the one that dominates it, and of
+        settings that are never faster than others of theirs."""
+        differing = sum(value not in usual for value, *usual in zip(choice, self.defaults, self.first, strict=True))
         return differing + len(self.preferred(choice))
 
     def undone(self, choice: Combination) -> list[Combination]:
-        """The combination with each value undone that is not the first one's."""
+        """The combination with each of its non-default values undone."""
         return [self.with_value(choice, field, first)
-                for field, value, first in zip(self.fields, choice, self.first, strict=True) if value != first]
+                for field, value, first in zip(self.fields, choice, self.defaults, strict=True) if value != first]
 
     def without_offload(self, choice: Combination) -> Combination:
         """The combination with nothing offloaded; itself where offloading is pinned."""
