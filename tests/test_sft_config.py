@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 
 import pytest
 import transformers
@@ -49,6 +50,7 @@ class DPOConfig(TrainingArguments):  # type: ignore[misc]
 @pytest.fixture(autouse=True)
 def any_machine(monkeypatch):
     monkeypatch.setattr(transformers.training_args, "is_torch_bf16_gpu_available", lambda: True)
+    monkeypatch.setattr(transformers.training_args.logger, "level", logging.WARNING)  # above, disable_tqdm is true
 
 
 def read(given, **fields) -> Recipe:

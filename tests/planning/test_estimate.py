@@ -185,7 +185,8 @@ def offloading():
 def test_what_lies_in_the_host_takes_nothing_of_the_device():
     plain, found = (predict_memory(trace, PLAIN, gpu(64 * MIB), replace(standard_tools(TOY), margin=NOTHING))
                     for trace in (small(), offloading()))
-    assert found == replace(plain, host=found.host, host_by_category=found.host_by_category)
+    assert found == replace(plain, host=found.host, host_by_category=found.host_by_category,
+                            host_states_outside=3 * MIB)
     assert plain.host == 77
     assert found.host == 77 + 4 * MIB
     assert found.host_by_category["optimizer"] == 3 * MIB

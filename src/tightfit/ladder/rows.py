@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter
-from pydantic_core import to_json
 
 from tightfit.devices import Device, listed_device
 from tightfit.errors import ReportError
@@ -205,7 +204,7 @@ def append(path: Path, row: Row | Mapping[str, Any]) -> None:
         file.seek(max(size - 1, 0))
         # a line that was cut off stays a line of its own
         start = b"\n" if size and file.read(1) != b"\n" else b""
-        file.write(start + to_json(row) + b"\n")
+        file.write(start + TypeAdapter(Any).dump_json(row) + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
