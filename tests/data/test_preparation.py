@@ -60,6 +60,13 @@ def test_the_second_time_nothing_is_read_or_encoded(tmp_path: Path, monkeypatch:
         prepare(settings.override(data={**settings.to_dict()["data"], "eval_fraction": 0.5}), FACTS)
 
 
+def test_a_tokenizer_far_smaller_than_the_vocabulary_is_told(tmp_path: Path) -> None:
+    settings = recipe(tmp_path, data=str(write_texts(tmp_path / "a.jsonl")))
+    found = [prepare(settings, replace(FACTS, vocab_size=size)).notes for size in (300, 50_000)]
+    assert found[0] == ()
+    assert [note.startswith("vocab_size: the tokenizer has ") for note in found[1]] == [True]
+
+
 def test_a_single_document_is_cut(tmp_path: Path) -> None:
     text = "".join(texts(40))
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")

@@ -19,7 +19,9 @@ from tightfit.text import counted, percent, seconds, size
 from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
 
 HELD = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
+"""Categories that the model and its optimizer hold from step to step."""
 IN_BLOCK = re.compile(r"(^|\.)\d+(\.|$)")
+"""Pattern in the names of modules that lie in a list of blocks, such as `model.layers.3`."""
 SEGMENT_SECONDS = 1e-3
 """Seconds to give a segment back to the device and to take it again: assumed, as cudaMalloc was seen to take half a
 millisecond to 1.2 for 1 to 64 MiB."""

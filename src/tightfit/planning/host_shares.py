@@ -12,8 +12,8 @@ KINDS = ("weights", "gradients", "optimizer", "activations")
 """Kinds of memory that may stay on the device, first what saves most copies for its bytes."""
 ALL_BLOCKS = 0.995
 """Share that is all of a model's blocks, with nothing outside of them."""
-UNKNOWN = 100
-"""Blocks that are counted with where a trace tells of none."""
+ASSUMED_BLOCKS = 100
+"""Number of blocks assumed where a trace shows none in host memory."""
 
 
 def fill_device(offload: Offload, memory: Memory, kinds: Collection[str] = KINDS) -> Offload | None:
@@ -29,7 +29,7 @@ def fill_device(offload: Offload, memory: Memory, kinds: Collection[str] = KINDS
     room, lacking = memory.capacity - memory.margin - memory.peak_reserved, memory.host_missing
     outside, shares = memory.host_states_outside, dict[str, float]()
     largest = max(getattr(offload.shares, kind) for kind in KINDS if kind != "activations")
-    blocks = round(memory.host_blocks / largest) if memory.host_blocks else UNKNOWN
+    blocks = round(memory.host_blocks / largest) if memory.host_blocks else ASSUMED_BLOCKS
     if outside and "optimizer" in kinds:
         kinds = [kind for kind in kinds if kind != "optimizer" or room >= outside]
         if room >= outside:

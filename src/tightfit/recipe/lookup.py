@@ -10,7 +10,7 @@ from tightfit.bundled import BUNDLED, bundled_recipes, refusal_of
 from tightfit.errors import RecipeError, UnknownRecipe, closest, cut, nearest, shown
 from tightfit.model_facts import facts_of, model_facts
 from tightfit.models import FACTORY, HUB_ID
-from tightfit.recipe.model_task import with_defaults, with_task
+from tightfit.recipe.model_defaults import with_defaults, with_task
 from tightfit.recipe.schema import Recipe
 from tightfit.recipe.yaml import apply_overrides, read_yaml
 
@@ -92,7 +92,7 @@ def as_recipe(
                           "into the recipe")
     module = None if named else model
     if isinstance(recipe, Recipe):
-        fields = {field: value for field, value in recipe.to_dict().items() if field in recipe.model_fields_set}
+        fields = recipe.model_dump(mode="json", exclude_unset=True)
         found = with_defaults({**fields, **named}, module)
         return recipe if found == fields else Recipe.from_dict(found)
     if recipe is None:

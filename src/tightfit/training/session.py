@@ -22,7 +22,7 @@ from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.targets import own_target
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe
-from tightfit.recipe.model_task import brings_weights
+from tightfit.recipe.model_defaults import brings_weights
 from tightfit.system import cores
 from tightfit.tasks import get_task
 from tightfit.text import counted

@@ -118,6 +118,20 @@ def test_pins_that_only_training_reads_are_named_in_one_note():
     assert found(asked(), gpu(4096 * MIB))[0].answers.unread == ""
 
 
+def test_weights_of_fewer_bits_are_refused_and_arguments_without_effect_noted():
+    with pytest.raises(Refused, match="generating with nf4 weights is not planned; write base=as-is"):
+        found(asked(base="nf4", trainable="lora"), gpu(4096 * MIB))
+    plan, _ = found(asked(hugging_face={"do_train": True}), gpu(4096 * MIB))
+    assert "hugging_face: without effect here: do_train" in plan.notes
+
+
+def test_what_does_not_fit_is_named_by_the_batch():
+    plan, _ = found(asked(batch_size=4), gpu(CONTEXT + WEIGHTS // 2))
+    assert plan.chosen is None
+    assert all(sentence.startswith("batch_size=4") for sentence in plan.answers.would_not_fit[:1])
+    assert not any("micro_batch_size" in sentence for sentence in plan.answers.would_not_fit)
+
+
 def test_where_nothing_fits_a_smaller_batch_and_a_larger_gpu_are_named():
     needed = CONTEXT + WEIGHTS // 2 + 3 * CACHE
     larger = [gpu(900 * MIB, "large"), gpu(400 * MIB, "middle", (7, 5))]

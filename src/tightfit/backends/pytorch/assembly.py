@@ -27,7 +27,7 @@ from tightfit.errors import Refused
 from tightfit.model_facts import model_facts, module_facts
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
-from tightfit.recipe.model_task import inner_module
+from tightfit.recipe.model_defaults import inner_module
 from tightfit.tasks import get_task
 from tightfit.techniques import SLOTS, default_for_slot
 

@@ -15,7 +15,7 @@ from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated, Evaluator, Outcome, Progress, trace_key
 from tightfit.planning.search.forecast import CostModel, FieldValue, Forecasts
 from tightfit.planning.search.space import Combination, Space
-from tightfit.planning.search.wording import choices_text
+from tightfit.planning.search.wording import choices_text, size_field
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
@@ -70,8 +70,7 @@ class Exploration:
     @property
     def decided_fields(self) -> tuple[str, ...]:
         """The fields that the search decides, for reading."""
-        size = "micro_batch_size" if self.space.recipe.mode == "train" else "batch_size"
-        return (size, *self.space.fields)
+        return (size_field(self.space.recipe), *self.space.fields)
 
     def usable_bytes(self, worst: FitRank) -> int:
         """Bytes for the allocator, less the margin where that is to stay free."""

@@ -28,14 +28,18 @@ def field_text(field: str, value: Any) -> str:
     return " ".join([f"{field}={value.name}", *knobs])
 
 
+def size_field(recipe: Recipe) -> str:
+    """The field that says how many samples go through the model at once."""
+    return "micro_batch_size" if recipe.mode == "train" else "batch_size"
+
+
 def choices_text(recipe: Recipe, other: Recipe | None = None, fields: Sequence[str] = ()) -> str:
     """A resolved recipe's choices as a person writes them, the micro-batch first; with `other`, only those that differ
     from it, else `fields` of them."""
     recipe = without_open_allocator(recipe)
     other = None if other is None else without_open_allocator(other)
     searched = (slot for slot, variants in VARIANTS.items() if any(variant.auto_on for variant in variants))
-    sizes = ("micro_batch_size",) if recipe.mode == "train" else ("batch_size",)
-    every = (*sizes, *(searched if other is not None else VARIANTS), "expandable_segments")
+    every = (size_field(recipe), *(searched if other is not None else VARIANTS), "expandable_segments")
     shown = [field for field in every if (field in fields if other is None else
                                           getattr(recipe, field) != getattr(other, field))]
     changes = (_difference(field, getattr(recipe, field), getattr(other, field, None)) for field in shown)

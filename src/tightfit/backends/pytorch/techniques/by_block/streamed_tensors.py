@@ -234,7 +234,7 @@ class StreamedTensors:
         return buffer
 
     def _wait_for_arrival(self, buffer: _DeviceBuffer) -> None:
-        """What is on its way to a buffer is there from here on."""
+        """Let later computation wait for the copies into a buffer."""
         for copy in buffer.arriving:
             copy.wait()
         buffer.arriving = []

@@ -1,5 +1,5 @@
-"""What a model says of its recipe: the task that it is for, whether bundled, saved in a folder or the hub's cache, or a
-module of the caller's; and the learning rate where it is trained further."""
+"""Defaults that a recipe takes from its model, named or the caller's own: the task, the data, and the learning rate of
+weights that were trained before."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tightfit.backends.pytorch.own_loop import apply
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe, load_recipe
-from tightfit.recipe.model_task import FURTHER, task_of
+from tightfit.recipe.model_defaults import FURTHER, task_of
 from tightfit.training.trainer import Trainer
 
 
@@ -111,7 +111,7 @@ def test_weights_that_were_trained_before_are_trained_further_at_a_lower_rate(tm
 
 def test_weights_that_were_trained_before_learn_from_named_data_alone(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
-    for recipe in (None, {"seq_len": 8}, Recipe(seq_len=8), TrainingArguments()):
+    for recipe in (None, {"seq_len": 8}, Recipe(seq_len=8), Recipe(data={"packing": False}), TrainingArguments()):
         with pytest.raises(RecipeError, match=r"^data: none is named, and '.*' was trained before; write data=<a file"):
             Trainer(str(tmp_path), recipe)
     assert Trainer(str(tmp_path), {"data": "stdlib"}).recipe.data.source == "stdlib"
