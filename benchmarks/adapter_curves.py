@@ -48,7 +48,7 @@ def train(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 def tolerance(changes: dict[str, Any]) -> float:
     """What the techniques in `changes` declare, added up."""
     recipe = tightfit.Recipe.from_dict(changes)
-    chosen = [recipe.trainable, recipe.base, *([] if recipe.precision == "auto" else [recipe.precision])]
+    chosen = [recipe.trainable, recipe.frozen_base, *([] if recipe.precision == "auto" else [recipe.precision])]
     return sum(technique.tolerance for technique in chosen)
 
 

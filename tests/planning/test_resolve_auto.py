@@ -43,6 +43,15 @@ def test_a_gpu_recipe_is_planned_and_keeps_its_pins(tiny, told):
     assert told == [f"planned: {plan.chosen.reasons[0]} {plan.answers.why}"]
 
 
+@pytest.mark.parametrize(("fields", "held"), [
+    ({"trainable": "lora"}, "bf16"), ({"trainable": "lora", "precision": "fp32"}, "as-is"),
+    ({"trainable": "lora", "precision": "bf16-pure"}, "as-is"), ({"trainable": "lora", "base": "nf4"}, "nf4"),
+    ({"trainable": {"name": "layers", "names": ["ln_f"]}}, "as-is"), ({}, "as-is"),
+])
+def test_frozen_weights_are_in_bf16_beside_adapters_that_compute_in_it(fields, held):
+    assert resolve(Recipe.from_dict({"model": "gpt2", **fields}), RTX_4090.device).base.name == held
+
+
 def test_a_recipe_with_nothing_open_is_not_planned(tiny, told):
     recipe = Recipe.from_dict({**tiny, **PINNED, "loss": "plain"})
     settled, plan = resolve_auto(recipe, RTX_4090, backend(failing(AssertionError("nothing to plan"))), told.append)

@@ -24,12 +24,11 @@ WORKERS = {"cuda": 2, "cpu": 0}
 
 def resolve(recipe: Recipe, device: Device) -> Recipe:
     """The recipe with every `auto` replaced; what a person pinned stays."""
-    changes: dict[str, object] = {
-        slot: default_for_slot(recipe, device, slot) for slot in SLOTS if getattr(recipe, slot) == "auto"
-    }
-    if recipe.micro_batch_size == "auto":
-        changes["micro_batch_size"] = default_micro_batch(recipe, device)
-    return fill_rest(recipe.model_copy(update=changes), device)
+    micro = default_micro_batch(recipe, device) if recipe.micro_batch_size == "auto" else recipe.micro_batch_size
+    open_slots = [slot for slot in SLOTS if getattr(recipe, slot) == "auto"]
+    for slot in sorted(open_slots, key=lambda slot: not any(variant.auto_on for variant in SLOTS[slot])):
+        recipe = recipe.model_copy(update={slot: default_for_slot(recipe, device, slot)})  # what follows others, last
+    return fill_rest(recipe.model_copy(update={"micro_batch_size": micro}), device)
 
 
 def other_than_usual(recipe: Recipe, device: Device) -> list[str]:

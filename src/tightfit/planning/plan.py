@@ -109,11 +109,11 @@ class Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """The most that fits. field: what was asked about, `value` its largest value. text: as a sentence. traces: how many
-    were made for it."""
+    """The most that fits with the margin free. field: what was asked about, `value` its largest value; None where not
+    even the smallest does. text: as a sentence. traces: how many were made for it."""
 
     field: str
-    value: int | str
+    value: int | str | None
     text: str
     traces: int = 0
 

@@ -42,7 +42,6 @@ from tightfit.techniques import (
     Update,
 )
 from tightfit.techniques.backend import Pytorch
-from tightfit.techniques.base import AsIs
 from tightfit.techniques.parallel import ManyProcesses, NoParallel
 from tightfit.techniques.technique import NUMBER, Positive, at_most
 from tightfit.techniques.trainable import All
@@ -109,8 +108,9 @@ class Recipe(TechniqueFacts, BaseModel):
     """Sequences in one forward pass; accumulation is derived, and the last micro-batch may be smaller."""
     trainable: Annotated[Trainable, *slot_field("trainable")] = All()
     """Parts that are trained: all, lora, dora, or named layers."""
-    base: Annotated[Base, *slot_field("base")] = AsIs()
-    """Format of weights that are not trained: as-is, bf16, int8, nf4."""
+    base: Annotated[Base | Auto, *slot_field("base")] = "auto"
+    """Format of weights that are not trained: as-is, bf16, int8, nf4; `auto` is bf16 beside adapters that compute in
+    it, else as-is."""
     precision: Annotated[Precision | Auto, *slot_field("precision")] = "auto"
     """Number formats: fp32, tf32, fp16, bf16, bf16-pure, fp8."""
     loss: Annotated[Loss | Auto, *slot_field("loss")] = "auto"

@@ -85,6 +85,7 @@ class TechniqueFacts:
     """Facts of the techniques that a recipe names; of a choice that is still `auto` none is known: each is false."""
 
     if TYPE_CHECKING:
+        base: Base | Literal["auto"]
         precision: Precision | Literal["auto"]
         checkpointing: Checkpointing | Literal["auto"]
         offload: Offload | Literal["auto"]
@@ -97,7 +98,7 @@ class TechniqueFacts:
         recipe = cast("Recipe", self)
         named = [technique for slot in SLOTS if (technique := getattr(recipe, slot)) != "auto"]
         learned: float = sum(technique.bytes_per_parameter(recipe) for technique in named)
-        frozen = recipe.base.weight_bytes(recipe) * (1 - self.offloaded.weights)
+        frozen = self.frozen_base.weight_bytes(recipe) * (1 - self.offloaded.weights)
         return recipe.trainable.share * learned + (1 - recipe.trainable.share) * frozen
 
     @property
@@ -131,6 +132,11 @@ class TechniqueFacts:
     def compiled(self) -> bool:
         """Whether it names a compiler."""
         return self.compile != "auto" and self.compile.compiles
+
+    @property
+    def frozen_base(self) -> Base:
+        """How it holds weights that are not trained."""
+        return AsIs() if self.base == "auto" else self.base
 
     @property
     def offloaded(self) -> HostShares:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from tightfit.techniques.technique import Exactness, Technique, technique
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 class Base(Technique):
     slot: ClassVar[str] = "base"
-    may_be_auto: ClassVar[bool] = False
     auto_on: ClassVar = ()
     changes_states: ClassVar[bool] = True
     quantizes: ClassVar[bool] = False
@@ -63,6 +62,12 @@ class Bf16Base(Base):
     speed: ClassVar[str] = "faster than as-is: no casts of weights"
     memory: ClassVar[str] = "2 bytes a frozen weight"
     bytes_held: ClassVar[float] = 2.0
+
+    @classmethod
+    def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
+        precision = recipe.precision
+        in_bf16 = precision != "auto" and precision.activations_in == "bfloat16" and recipe.weight_rounding is None
+        return cls() if recipe.trainable.adapts and in_bf16 else None
 
     def format(self, recipe: Recipe) -> str:
         return "bfloat16"

@@ -25,9 +25,9 @@ def model_size(recipe):
     return ModelSize(parameters=SIZES[recipe.model], active_parameters=0, flops=0, values=0)
 
 
-def costing(needed, host_missing=lambda recipe: 0, cached=1.0):
+def costing(needed, host_missing=lambda recipe: 0, cached=1.0, gradients=0):
     """An evaluator by whose figures a recipe needs `needed(recipe)` GiB, its margin included, and lacks so many of the
-    host's. cached: times as much is reserved where there is room."""
+    host's. cached: times as much is reserved where there is room. gradients: GiB of them, beside samples of 1 GiB."""
     asked = []
 
     def evaluate(jobs):
@@ -39,8 +39,8 @@ def costing(needed, host_missing=lambda recipe: 0, cached=1.0):
         held = memory(peak_allocated=tensors, peak_reserved=round(tensors * cached), host_missing=lacks,
                       device_rank=FitRank.NONE if lacks or takes > CARD.memory_bytes else FitRank.SAFE)
         object.__setattr__(cost, "memory", held)
-        return [Evaluated(recipe=recipe, estimate=cost, passes=0, outside=0, held=0, gradients=0, parameters=0,
-                          events=0)]
+        return [Evaluated(recipe=recipe, estimate=cost, passes=GIB, outside=0, held=0,
+                          gradients=gradients * GIB, parameters=0, events=0)]
 
     return evaluate, asked
 
@@ -126,10 +126,20 @@ def test_the_whole_global_batch_may_need_less_than_a_part_of_it():
     assert most.text.endswith("in use, and batch_size is no more.")
 
 
+@pytest.mark.parametrize(("gradients", "longest"), [(2, 896), (1, 640)])
+def test_a_longer_sequence_may_fit_where_no_gradients_wait_for_the_next_micro_batch(gradients, longest):
+    evaluate, _ = costing(lambda recipe: (0 if recipe.micro_batch_size == 8 else 8) + recipe.seq_len / 40,
+                          gradients=gradients)
+    pinned = GPT2.override(offload="none")
+    recipe, most = find_largest("seq_len", candidates(pinned, "seq_len", model_size), CARD, evaluate)
+    assert recipe.seq_len == most.value == longest
+    assert "would take 24.6 GiB" in most.text or "would take 26.2 GiB" in most.text
+
+
 def test_where_not_even_the_smallest_fits():
     evaluate, _ = costing(lambda recipe: 30)
     recipe, most = find_largest("micro_batch_size", candidates(GPT2, "micro_batch_size", model_size), CARD, evaluate)
-    assert recipe.micro_batch_size == 1
+    assert (recipe.micro_batch_size, most.value) == (1, None)
     assert most.text == "Not even micro_batch_size=1 fits with the lowest-memory settings: it takes 29.0 GiB."
 
 

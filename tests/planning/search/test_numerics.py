@@ -111,10 +111,10 @@ def test_what_does_not_fit_names_adapters_and_takes_none():
     assert plan.chosen is None
     told = plan.answers.adapters
     assert told in plan.to_json()["candidates"][0]["reasons"]
-    assert "trainable=lora base=bf16 would take 15.9 GiB, which does not fit" in told
+    assert "trainable=lora would take 15.9 GiB, which does not fit" in told
     assert "trainable=lora base=nf4 would take 4.8 GiB, with micro_batch_size=1" in told
     traced, far = plan.predictions, of(model, 2)
-    assert "base=bf16 would take more than 15.0 GiB, which does not fit" in far.answers.adapters
+    assert "trainable=lora would take more than 15.0 GiB, which does not fit" in far.answers.adapters
     assert far.predictions < traced
     assert of(model, 200).answers.adapters == ""
     assert of(model, 3, trainable="lora").answers.adapters == ""

@@ -264,3 +264,14 @@ def test_embeddings_wait_where_that_makes_room_for_much_larger_micro_batches(gib
 
     assert plan.chosen.recipe.offloaded.embeddings is wait
     assert wait is any(asked.offloaded.embeddings for asked in model.calls)
+
+
+def test_a_host_of_unknown_memory_is_one_that_holds_embeddings_too_where_they_have_no_room():
+    model = Embedded(parameters=8e9, sample=GIB / 4, speeds=SPEEDS, recomputing=1.3)
+    recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain"})
+    plan = search(recipe, replace(CARD, memory_bytes=8 * GIB), model.tools())
+
+    assert plan.device.host_assumed
+    assert plan.chosen is not None
+    assert plan.chosen.recipe.offloaded.embeddings
+    assert not plan.chosen.changes_numerics

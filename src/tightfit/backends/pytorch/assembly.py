@@ -59,8 +59,8 @@ def bare_build(
 ) -> Build:
     """The model on its device, with no technique applied yet but the format of its weights."""
     task, dtype = get_task(recipe.task), weight_dtype(recipe.precision)
-    if recipe.trainable.adapts or recipe.base.quantizes:
-        dtype = getattr(torch, recipe.base.format(recipe))
+    if recipe.trainable.adapts or recipe.frozen_base.quantizes:
+        dtype = getattr(torch, recipe.frozen_base.format(recipe))
     where = torch.device("cpu") if made_on_host(recipe) else torch_device
     notes: tuple[str, ...] = ()
     own_model = model is not None
@@ -139,7 +139,7 @@ def _sees_later_tokens(model: nn.Module) -> bool:
 def made_on_host(recipe: Recipe) -> bool:
     """Whether weights wait in host memory, the device gets a part of them, or they become smaller on their way to it:
     it may not hold them all."""
-    return bool(recipe.parallel.shards or recipe.offloaded.keeps_weights or recipe.base.quantizes)
+    return bool(recipe.parallel.shards or recipe.offloaded.keeps_weights or recipe.frozen_base.quantizes)
 
 
 def apply_techniques(build: Build) -> Build:

@@ -35,18 +35,18 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> tuple[str, ...]:
     elif stored_source(recipe) is None:
         raise CheckpointError(f"{adapter / BASE}: the weights that the adapter was trained beside are not there, and "
                               "are stored nowhere else; bring the folder back, or train again")
-    elif recipe.base.quantizes:
-        notes.append(f"the weights were held in {recipe.base.name}, beside which the adapter was trained: they are "
-                     f"written dequantized, as {recipe.base.format(recipe)}")
+    elif recipe.frozen_base.quantizes:
+        notes.append(f"the weights were held in {recipe.frozen_base.name}, beside which the adapter was trained: they "
+                     f"are written dequantized, as {recipe.frozen_base.format(recipe)}")
     build = bare_build(recipe, cpu, torch.device("cpu"))
     missing = [note for note in build.notes if isinstance(note, DrawnAtRandom)]
     if missing and (adapter / BASE).is_dir():  # which the run wrote whole
         raise CheckpointError(f"{adapter / BASE}: {missing[0]}; bring the weights back that the adapter was trained "
                               "beside, or train again")
-    for technique in (recipe.base, recipe.trainable):
+    for technique in (recipe.frozen_base, recipe.trainable):
         build = APPLY[type(technique)](technique, build)
     load_adapter(build, adapter)
-    dtype = getattr(torch, recipe.base.format(recipe))
+    dtype = getattr(torch, recipe.frozen_base.format(recipe))
     for _, layer in [*frozen_layers(build.model)]:
         dequantize(layer, dtype)
     _untie(build.model)

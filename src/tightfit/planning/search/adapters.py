@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from tightfit.planning.defaults import resolve
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.wording import choices_text
 from tightfit.text import size
 
-ADAPTERS = {"LoRA": {"trainable": "lora", "base": "bf16"}, "QLoRA": {"trainable": "lora", "base": "nf4"}}
+ADAPTERS = {"LoRA": {"trainable": "lora", "base": "auto"}, "QLoRA": {"trainable": "lora", "base": "nf4"}}
 """Ways to train adapters alone, as a person writes them."""
 
 
@@ -22,11 +23,11 @@ def adapters(exploration: Exploration) -> str:
     found: list[str] = []
     parameters = max(evaluated.parameters for evaluated in exploration.found.values())
     for way in ADAPTERS.values():
-        changed = least.override(**way, offload="none")
-        written = " ".join(f"{field}={value}" for field, value in way.items())
+        changed = resolve(least.override(**way, offload="none"), exploration.device)
+        written = " ".join(f"{field}={value}" for field, value in way.items() if value != "auto")
         if changed.refusals(exploration.device):
             continue
-        weights = changed.base.weight_bytes(changed) * parameters
+        weights = changed.frozen_base.weight_bytes(changed) * parameters
         if weights > 2 * exploration.device.memory_bytes:  # which no trace need tell
             found.append(f"{written} would take more than {size(round(weights))}, which does not fit")
             continue

@@ -26,6 +26,8 @@ FIRST_TRIES = 4
 """Combinations that are tried until one can be built."""
 THRIFTY_TRIES = 3
 """Combinations that are tried for the one that needs least memory, where nothing fits."""
+HOST_TRIES = 4
+"""Combinations, each with its micro-batch, that are tried for one of which a host's memory is all that it lacks."""
 FEW = 20
 """Limit of traces below which one micro-batch of the usual combination has to do."""
 OUT_OF_REACH = 1.5
@@ -170,16 +172,20 @@ def _least_host_memory(exploration: Exploration, choices: Sequence[Combination])
     known = any(found.estimate.memory.host_missing for found in exploration.found.values())
     if not known and not exploration.device.host_assumed:
         return
-    offloading = [choice for choice in choices
-                  if space.offloaded_bytes_per_parameter(choice) and not ruled_out(exploration, choice)]
-    if not offloading:
-        return
-    least, sizes = space.least_memory(space.quick(offloading), in_all=True), exploration.sizes
-    # the device has to hold it, so that host memory is all that it lacks
-    while sizes := exploration.fitting(exploration.forecasts.of(least).expected, sizes, FitRank.SAFE):
-        exploration.evaluate([(least, sizes[-1])])
-        found = exploration.found.get((least, sizes.pop()))
-        if found is None or not found.estimate.memory.missing:
+    offloading = space.quick([choice for choice in choices
+                              if space.offloaded_bytes_per_parameter(choice) and not ruled_out(exploration, choice)])
+    for _ in range(HOST_TRIES):
+        fitting = {}  # the device has to hold it, so that host memory is all that it lacks
+        for choice in offloading:
+            open_sizes = [size for size in exploration.sizes if (choice, size) not in exploration.found]
+            if sizes := exploration.fitting(exploration.forecasts.of(choice).expected, open_sizes, FitRank.SAFE):
+                fitting[choice] = sizes[-1]
+        if not fitting:
+            return
+        least = space.least_memory(list(fitting), in_all=True)
+        pair = (least, fitting[least])
+        exploration.evaluate([pair])
+        if pair not in exploration.found or exploration.found[pair].estimate.memory.device_rank.is_safe:
             return
 
 

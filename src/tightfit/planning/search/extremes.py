@@ -22,6 +22,8 @@ STEP = 128
 """Tokens of which the lengths that are asked about are multiples."""
 FINEST = 64
 """A length over the tokens to the next one, at most: finer than what is known of memory on a card."""
+GROWING = 4
+"""Multiple of a step's gradients up to which its samples' memory, were all of it to grow with them, may be less."""
 ENDLESS = 1 << 20
 """Tokens up to which lengths are asked about where the model's positions have no end."""
 
@@ -81,16 +83,21 @@ def find_largest(
         traces += 1
         return evaluator([(recipe, device)])[0]
 
+    def least(recipe: Recipe) -> Evaluated | TightfitError:
+        outcome = evaluated(Space(recipe, device).least_memory_recipe)
+        if isinstance(outcome, Evaluated) and recipe.micro_batch_size == "auto" and _alone_may_do(outcome):
+            alone = evaluated(outcome.recipe.model_copy(update={"micro_batch_size": recipe.batch_size}))
+            return _smaller(outcome, alone)
+        return outcome
+
     def needs(value: int) -> float:
         if progress is not None:
             progress(traces, None, f"now whether {field}={getattr(recipes[value], field)} would do")
         try:
-            outcome = evaluated(Space(recipes[value], device).least_memory_recipe)
+            outcome = least(recipes[value])
             if (isinstance(outcome, Evaluated) and recipes[value].offload == "auto" and not outcome.fit_rank.is_safe
                     and outcome.recipe.offloaded.needs_by_block):  # of whose micro-batches many wait side by side
-                resident = evaluated(Space(recipes[value].override(offload="none"), device).least_memory_recipe)
-                if isinstance(resident, Evaluated) and _demand(resident) < _demand(outcome):
-                    outcome = resident
+                outcome = _smaller(outcome, least(recipes[value].override(offload="none")))
         except Refused as error:
             outcome = error
         if isinstance(outcome, TightfitError):
@@ -108,8 +115,19 @@ def find_largest(
         raise failures[0]
     value = sizes[0] if best is None else best
     shown = getattr(recipes[value], field)
-    return recipes[value], Largest(field=field, value=shown, traces=traces,
+    return recipes[value], Largest(field=field, value=None if best is None else shown, traces=traces,
                                    text=_sentence(field, recipes, sizes, best, found))
+
+
+def _alone_may_do(found: Evaluated) -> bool:
+    """Whether a step that does not fit may with all its samples in one micro-batch, which finds no gradients: these are
+    not much less than what the other samples take at most, where temporary tensors grow with them too."""
+    others = found.recipe.batch_size - found.recipe.resolved_micro_batch
+    return not found.fit_rank.is_safe and 0 < others * (found.passes - found.held) < GROWING * found.gradients
+
+
+def _smaller(one: Evaluated, other: Evaluated | TightfitError) -> Evaluated:
+    return other if isinstance(other, Evaluated) and _demand(other) < _demand(one) else one
 
 
 def _demand(found: Evaluated) -> float:
@@ -131,7 +149,9 @@ def _sentence(
         memory = found[value].estimate.memory
         host = f", and {size(memory.host_missing)} more than the host has" if memory.host_missing else ""
         there = memory.capacity + memory.context  # before it has more in use, the allocator gives cached memory back
-        return size(min(memory.used, there) if memory.fit_rank.is_safe else memory.needed) + host
+        tight = memory.fit_rank.fits and not memory.fit_rank.is_safe
+        margin = f", which leaves less than the safety margin of {size(memory.margin)}" if tight else ""
+        return size(min(memory.used, there) if memory.fit_rank.is_safe else memory.needed) + host + margin
 
     above = min((value for value in found if best is None or value > best), default=None)
     if best is None:

@@ -167,8 +167,7 @@ def _jobs(
     for device in devices:
         reasons: list[str] = []
         plain = {"loss": "plain"}  # which alone some tasks have
-        as_is = {"base": "as-is"}  # beside fp16, on cards without bf16
-        for milder in ({}, plain, *([as_is, plain | as_is] if way.get("base") == "bf16" else [])):
+        for milder in ({}, plain):
             tiles = TiledMlp.search_settings(recipe, device)
             least = {**LEAST_MEMORY, "checkpointing": tiles[0]} if tiles else LEAST_MEMORY
             open_fields = {field: value for field, value in {**least, **way, **milder}.items()
