@@ -275,3 +275,12 @@ def test_a_host_of_unknown_memory_is_one_that_holds_embeddings_too_where_they_ha
     assert plan.chosen is not None
     assert plan.chosen.recipe.offloaded.embeddings
     assert not plan.chosen.changes_numerics
+
+
+@pytest.mark.parametrize(("gib", "host_gib"), [(20, 16), (24, 20), (28, 16)])
+def test_a_host_too_small_for_the_fast_ones_is_filled_by_what_leaves_room_on_the_device(gib, host_gib):
+    plan = chosen(2e9, gib, host_gib=host_gib)
+
+    assert plan.chosen is not None
+    assert plan.chosen.estimate.memory.host <= host_gib * GIB
+    assert not plan.chosen.changes_numerics

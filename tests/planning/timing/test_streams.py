@@ -106,3 +106,16 @@ def test_on_a_processor_copies_are_part_of_the_step():
     alone, copied = (step_time(trace(compute(1, 10**9), *more), recipe(CPU), CPU)
                      for more in ((), [copy(2, 10**9, OUT)]))
     assert copied.seconds > 1.5 * alone.seconds
+
+
+@pytest.mark.parametrize("issuing", [2e-5, 9e-6])
+@pytest.mark.parametrize("copy", [0.0, 0.01, 0.5])
+def test_micro_batches_that_repeat_take_what_each_takes_alone_behind_a_long_copy(copy, issuing):
+    """The host runs ahead while a global batch is copied, and falls behind kernels that are shorter than it issues."""
+    data = ([Piece(0.0, copy, Phase.DATA)], 1)
+    block = [Piece(issuing, 1e-5, phase) for phase in (Phase.FORWARD, Phase.BACKWARD) for _ in range(20)]
+    shortened, whole = (simulate([data, *segments, data], COMPUTE) for segments in ([(block, 500)], 500 * [(block, 1)]))
+
+    assert shortened.seconds == pytest.approx(whole.seconds, rel=1e-3)
+    assert shortened.for_host == pytest.approx(whole.for_host, rel=0.02)
+    assert shortened.by_phase[Phase.BACKWARD] == pytest.approx(whole.by_phase[Phase.BACKWARD], rel=0.1)

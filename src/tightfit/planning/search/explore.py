@@ -102,9 +102,12 @@ def _by_level(exploration: Exploration, worst: FitRank) -> None:
     """Find the mildest level that fits, and then the best of it and of the harsher ones that it lets in."""
     for level in exploration.space.levels:
         choices = _choices(exploration, [level])
-        if not _search(exploration, choices, worst, first=True) and exploration.device.host_assumed:
+        if not _search(exploration, choices, worst, first=True):
             _least_host_memory(exploration, choices)
-            exploration.assume_more_host_memory(choices, worst)
+            if exploration.device.host_assumed:
+                exploration.assume_more_host_memory(choices, worst)
+            elif choose(exploration, worst) is None:
+                evaluate_shares(exploration)
         if choose(exploration, worst) is not None:
             _search(exploration, _choices(exploration, eligible_levels(exploration, level)), worst)
             return
@@ -182,8 +185,9 @@ def _least_host_memory(exploration: Exploration, choices: Sequence[Combination])
                 fitting[choice] = sizes[-1]
         if not fitting:
             return
-        least = space.least_memory(list(fitting), in_all=True)
-        pair = (least, fitting[least])
+        offloaded = {choice: round(space.offloaded_bytes_per_parameter(choice), 1) for choice in fitting}
+        fewest = [choice for choice in fitting if offloaded[choice] == min(offloaded.values())]
+        pair = (least := space.least_memory(fewest, in_all=True), fitting[least])
         exploration.evaluate([pair])
         if pair not in exploration.found or exploration.found[pair].estimate.memory.device_rank.is_safe:
             return

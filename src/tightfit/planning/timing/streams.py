@@ -5,7 +5,7 @@ when the ops on other streams that it names have ended. The step advances with i
 COMPUTE, and the time that it waits for the host or for copies is part of the step; on a processor it is HOST.
 
 Two steps are simulated in a row and the second is given, as a run in full swing has it. Of micro-batches that repeat,
-three are simulated and the last one's time is taken for the rest.
+three are simulated and the last one's time is taken for the rest, or the host's once it is no longer ahead.
 """
 
 from __future__ import annotations
@@ -108,6 +108,22 @@ class _Clocks:
                 found.for_host += weight * waited
         at[Stream.HOST] = host
 
+    def fall_behind(self, pieces: Sequence[Piece], times: int, took: float, found: Elapsed) -> None:
+        """Count what the main stream waits in so many more runs of pieces, each of which took it that long while the
+        host was still ahead: until the copy of a large global batch ends, it issues much."""
+        issuing = [piece.host + (piece.work if piece.stream is Stream.HOST else 0.0) for piece in pieces]
+        once, now = math.fsum(issuing), self.at[self.main]
+        lost = times * (once - took)
+        if lost <= 0:
+            return
+        ahead = min(max(now - self.at[Stream.HOST], 0.0), once * QUEUE / len(pieces))
+        self.at[Stream.HOST] = now - max(ahead - lost, 0.0)
+        late = max(lost - ahead, 0.0)
+        share = late / once
+        for piece, issue in zip(pieces, issuing, strict=True):
+            found.by_phase[piece.phase] += share * issue
+        found.for_host += late
+
 
 def lanes(segments: Sequence[Segment], main: Stream) -> tuple[Stretch, ...]:
     """Times at which each stream has work in the second of two steps, every segment as often as it runs."""
@@ -136,6 +152,8 @@ def simulate(segments: Sequence[Segment], main: Stream) -> Elapsed:
                 weight = times - simulated + 1 if number == simulated - 1 else 1
                 before, spent = dict(clocks.at), found.seconds
                 clocks.run(pieces, weight, found)
+                if weight > 1:
+                    clocks.fall_behind(pieces, weight - 1, clocks.at[main] - before[main], found)
                 for stream in BESIDE:
                     beyond[stream] += weight * (clocks.at[stream] - before[stream]) - (found.seconds - spent)
     stream, excess = max(beyond.items(), key=lambda pair: pair[1])
