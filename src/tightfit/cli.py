@@ -72,7 +72,7 @@ def plan(
     overrides: Overrides = None,
     gpu: Annotated[list[str] | None, typer.Option(
         metavar="NAME", autocompletion=complete_gpu, help="A GPU such as `rtx-4090` (`tightfit gpus` lists them), "
-        "`all` of them, or `cpu` for this machine's processor; by default its own GPU.")] = None,
+        "several as `l4,rtx-4090`, `all`, or `cpu` for this machine's processor; by default its own GPU.")] = None,
     gpu_memory: GpuMemory = None,
     host_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `64GB` of the machine around the GPU, for what waits there.")] = None,
@@ -84,7 +84,7 @@ def plan(
     )] = None,
     as_json: AsJson = False,
     price: Annotated[list[str] | None, typer.Option(
-        metavar="NAME=x", help="With `--gpu all`: what a GPU costs an hour, in any unit; once for each GPU. With "
+        metavar="NAME=x", help="With several GPUs: what each costs an hour, in any unit; once for each GPU. With "
         "`--tokens` and one GPU: its price alone.")] = None,
     tokens: Annotated[str | None, typer.Option(
         metavar="COUNT", help="Tokens of a whole run, such as `1B`: how long it takes, and with `--price` its cost.",

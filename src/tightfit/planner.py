@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -146,15 +146,15 @@ def _drive_notes(found: Plan) -> list[str]:
 
 
 def compare_gpus(
-    recipe_on: RecipeForDevice, prices: Mapping[str, float] | None = None, *, progress: Progress | None = None
+    recipe_on: RecipeForDevice, devices: Sequence[Device] = (), *, progress: Progress | None = None
 ) -> Comparison:
-    """The recipe planned for every GPU of the catalogue. prices: by `Device.name`."""
+    """The recipe planned for each of the devices, or every GPU of the catalogue where none are given."""
     recipe = recipe_on(True)
-    _check_device(recipe, "all", "cuda")
+    _check_device(recipe, ", ".join(device.name for device in devices) or "all", "cuda")
     read_config(recipe)
     tools = standard_tools(_backend_for(recipe))
     with Pool(tools, recipe.backend.name) as evaluator:
-        return compare_devices(recipe, catalogue(), tools, prices, progress, evaluator)
+        return compare_devices(recipe, devices or catalogue(), tools, progress, evaluator)
 
 
 def overview(recipe_on: RecipeForDevice, *, progress: Progress | None = None) -> Overview:

@@ -73,6 +73,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
+def figure(value: float, decimals: int = 0) -> str:
+    """A figure above 0: three significant digits and so many decimals at least. `12,345`, `4.40`, `0.0313`."""
+    return f"{value:,.{max(2 - math.floor(math.log10(value)), decimals)}f}"
+
+
 def shape(sides: Sequence[int]) -> str:
     """A tensor's shape: `8x1024x768`; `scalar` without sides."""
     return "x".join(map(str, sides)) or "scalar"

@@ -175,7 +175,11 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "a100"], ["'a100'", "a100-40gb"]),
     (["--gpu-memory", "24"], ["'24'", "24GB"]),
     (["--gpu", "cpu", "--gpu-memory", "24GB"], ["24GB", "processor"]),
-    (["--gpu", "all", "--gpu-memory", "24GB"], ["24GB", "--gpu all"]),
+    (["--gpu", "all", "--gpu-memory", "24GB"], ["24GB", "several are compared"]),
+    (["--gpu", "l4,t4", "--save", "a.yaml"], ["save: a.yaml", "--gpu with its name"]),
+    (["--gpu", "l4,rtx-4091"], ["'rtx-4091'", "'rtx-4090'"]),
+    (["--gpu", "8xl4,t4"], ["gpu: 'l4,t4'", "one device each"]),
+    (["--gpu", "l4,t4", "--price", "h100-sxm=2"], ["price: H100 SXM", "not among"]),
     (["--gpu", "all", "--price", "rtx-4090"], ["'rtx-4090'", "rtx-4090=0.35"]),
     (["--gpu", "all", "--price", "rtx-4091=1"], ["price: 'rtx-4091=1'", "'rtx-4090'"]),
     (["--gpu", "l4", "--price", "foo"], ["price: 'foo'", "--tokens 1B"]),
@@ -186,7 +190,7 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "all", "--html", "a.html"], ["html: a.html", "--gpu with its name"]),
     (["--gpu", "all", "--save", "a.yaml"], ["save: a.yaml", "--gpu with its name"]),
     (["--gpu", "all", "--longest", "seq_len"], ["longest: 'seq_len'", "asked of one GPU"]),
-    (["--gpu", "l4", "--tokens", "1B", "--price", "2", "--price", "3"], ["price: 2, 3 are several"]),
+    (["--gpu", "l4", "--tokens", "1B", "--price", "2", "--price", "3"], ["price: 2, 3 are several", "--gpu all"]),
     (["--gpu", "l4", "--host-memory", "0GB"], ["host-memory: '0GB'", "64GB"]),
     (["--gpu", "l4", "--save", ""], ["save: . cannot be written"]),
     (["--gpu", "l4", "--save", "a", "--html", "a"], ["save: a is the page of --html"]),
@@ -222,7 +226,6 @@ def test_bad_input_is_one_line_and_exit_2(recipe, run, words, expected):
 @pytest.mark.parametrize(("words", "expected"), [
     (["plan", "--gpu", "l4"], ["RECIPE"]),
     (["plan", "nope", "--gpu", "l4"], ["'nope'", "recipe"]),
-    (["plan", "gpt2", "--gpu", "l4", "--gpu", "t4"], ["gpu: l4, t4 are several", "--gpu all"]),
     (["doctor", "--device", "cpu"], ["--calibrate"]),
     (["plan", "gpt2", "model_overrides.n_head=0", "--gpu", "l4"], ["model_overrides.n_head: 0 should be 1 or more"]),
     (["plan", "seq_len=16", "--gpu", "l4"], ["RECIPE is missing before seq_len=16; write a model too"]),
@@ -276,7 +279,7 @@ def test_a_machine_without_a_gpu_is_told_of_every_gpu(recipe, run, monkeypatch):
     assert row["ways"]["QLoRA"]["fits"]
     status, out, err = run("plan", recipe, "--tokens", "1B")
     assert (status, out) == (2, "")
-    for word in ("--gpu", "rtx-4090", "tightfit gpus", "--gpu cpu"):
+    for word in ("--gpu l4,rtx-4090", "--gpu all", "tightfit gpus", "--gpu cpu"):
         assert word in err
 
 
@@ -316,6 +319,19 @@ def test_every_gpu_is_compared(recipe, run, monkeypatch):
     assert [row["device"]["name"] for row in rows] == ["L4", "RTX 4090", "V100 16GB"]
     assert [row["price"] for row in rows] == [0.001, None, None]
     assert rows[0]["candidates"][0].keys() == COLUMNS
+    monkeypatch.setattr(plan_command, "compare_gpus", pytest.fail)  # what changes no plan is answered from the cache
+    status, out, _ = run(*words[:-2], "--price", "rtx-4090=0.001", "--tokens", "3M", "--json")
+    assert [(row["device"]["name"], row["price"]) for row in json.loads(out)["gpus"][:2]] == [
+        ("RTX 4090", 0.001), ("L4", None)]
+
+
+def test_several_gpus_are_compared_in_whichever_order_they_are_named(recipe, run, monkeypatch):
+    monkeypatch.setattr("tightfit.planner.catalogue", list)
+    asked = [("--gpu", "rtx-4090,l4", "--price", "l4=0.001"), ("--gpu", "L4", "--gpu", "4090", "--price", "4090=0.001")]
+    answers = [json.loads(run("plan", recipe, "precision=bf16", "loss=plain", "--json", *more)[1]) for more in asked]
+    assert [[row["device"]["name"] for row in answer["gpus"]] for answer in answers] == [
+        ["L4", "RTX 4090"], ["RTX 4090", "L4"]]
+    assert ["cached" in answer for answer in answers] == [False, True]
 
 
 def test_the_longest_sequences_that_fit_are_planned(recipe, run):

@@ -46,6 +46,14 @@ def test_a_cost_has_a_unit():
     text = text_of([row("A100 80GB PCIe", fitting(), price=2.0)], tokens=360_000_000)
     assert "cost: of the whole run, in the unit of --price" in text
     assert "per price" not in text
+    for tokens, unit, cells in ((3_000_000, "minutes", "5.0 0.167"), (300_000, "seconds", "30.0 0.0167")):
+        text = " ".join(text_of([row("A100 80GB PCIe", fitting(), price=2.0)], tokens=tokens).split())
+        assert f"{unit} cost" in text
+        assert f"{cells} 16 x 4 a" in text
+
+
+def test_throughput_for_a_high_price_keeps_its_digits():
+    assert " 4.40 " in line_of(text_of([row("One", fitting(), price=10_000 / 4.4)]), "One")
 
 
 def test_no_prices_no_column():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from tightfit.devices import find_device
+from tightfit.devices import Device, find_device
 from tightfit.display.gpu_tables import show_comparison, show_overview
 from tightfit.display.plan_table import ReadablePlan, show_plan
 from tightfit.display.progress import SearchProgress
@@ -88,9 +88,6 @@ class PlanOptions:
         """Raise TightfitError for what contradicts itself, and for files that cannot be written."""
         if self.best is not None and self.best < 1:
             raise RecipeError(f"top: {self.top} should be 1 or more, such as --top 3")
-        if len(self.gpus) > 1 or any("," in each for each in self.gpus):
-            raise RecipeError(f"gpu: {', '.join(self.gpus)} are several; write one GPU, or --gpu all to compare all of "
-                              "them")
         if "" in (self.longest, self.largest):
             raise RecipeError("longest, largest: '' names no field; write --longest seq_len, or --largest "
                               "micro_batch_size")
@@ -105,7 +102,7 @@ class PlanOptions:
         if self.html is not None and self.html == self.save:
             raise ReportError(f"save: {self.save} is the page of --html as well; write another file")
 
-    def check_for_every_gpu(self) -> None:
+    def check_for_several(self) -> None:
         """Raise RecipeError for what is asked of one GPU alone."""
         for option, path in self.files.items():
             raise RecipeError(f"{option}: {path} is for one GPU's plan; write --gpu with its name")
@@ -114,7 +111,7 @@ class PlanOptions:
             raise RecipeError(f"{option}: {self.extreme!r} is asked of one GPU; write --gpu with its name")
         for option, size in (("host-memory", self.host_memory), ("gpu-memory", self.gpu_memory)):
             if size is not None:
-                raise RecipeError(f"{option}: {size!r} is for one GPU, and --gpu all compares many; leave it out")
+                raise RecipeError(f"{option}: {size!r} is for one GPU, and several are compared; leave it out")
 
 
 def whole(option: str, given: str | None) -> int | None:
@@ -127,16 +124,17 @@ def whole(option: str, given: str | None) -> int | None:
 
 
 def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> None:
-    """Print a plan, or a comparison of all GPUs; a progress bar goes to standard error.
+    """Print a plan, or a comparison of GPUs; a progress bar goes to standard error.
 
     name: the recipe; it may be an override where training arguments are given. Raises TightfitError for bad input, and
     Refused after printing where nothing fits.
     """
     options.check()
-    gpu, cluster = read_cluster(next(iter(options.gpus), None), whole("gpus", options.count),
+    gpu, cluster = read_cluster(",".join(options.gpus) if options.gpus else None, whole("gpus", options.count),
                                 whole("nodes", options.nodes), options.network)
-    if gpu not in (None, "cpu", EVERY_GPU):
-        find_device(gpu)  # before anything that takes seconds
+    # Before anything that takes seconds.
+    named = [] if gpu in (None, "cpu", EVERY_GPU) else list(map(find_device, gpu.split(",")))
+    several = {device.name: device for device in named} if len(named) > 1 else {}
     arguments, extreme, overrides = options.training_arguments, options.extreme, list(words)
     if extreme.startswith("model=") and (name is None or "=" in name):
         overrides = [*([name] if name else []), *overrides]
@@ -154,19 +152,26 @@ def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> No
                  "largest": extreme, **more}
         return cache_key(name, overrides, asked, arguments, machine) if options.use_cache else None
 
-    if gpu == EVERY_GPU:
-        options.check_for_every_gpu()
-        _compare(recipe_on, options, key)
+    if gpu == EVERY_GPU or several:
+        options.check_for_several()
+        _compare(recipe_on, several, options, partial(key, gpu=sorted(several) or gpu))
     elif not _show_overview(recipe_on, options, key, alone=gpu is None and cluster == Cluster()):
         planned = partial(plan_on, recipe_on, gpu, options.gpu_memory, options.host_memory, cluster=cluster,
                           largest=extreme)
         _plan(planned, options, key, gpu)
 
 
-def _compare(recipe_on: RecipeForDevice, options: PlanOptions, key: Callable[..., str | None]) -> None:
-    tokens, by_name = options.count_of_tokens, parse_prices(options.prices)
-    compared = partial(compare_gpus, recipe_on, by_name)
-    found, from_cache = _cached(Comparison, partial(key, prices=by_name), compared, "GPUs")
+def _compare(
+    recipe_on: RecipeForDevice, devices: Mapping[str, Device], options: PlanOptions, key: Callable[[], str | None]
+) -> None:
+    """Print a comparison. devices: by their names; all of the catalogue where there are none."""
+    tokens, prices = options.count_of_tokens, parse_prices(options.prices)
+    if devices and (others := prices.keys() - devices.keys()):
+        raise RecipeError(f"price: {', '.join(sorted(others))} not among the GPUs compared; write --gpu with it too, "
+                          "or leave its price out")
+    compared = partial(compare_gpus, recipe_on, list(devices.values()))
+    found, from_cache = _cached(Comparison, key, compared, "GPUs")
+    found = found.priced(prices)
     shown = replace(found, rows=found.rows[: options.best], tokens=tokens, cached=from_cache)
     _show_all(shown, show_comparison, options.as_json, any(row.chosen is not None for row in found.rows))
 
@@ -192,10 +197,11 @@ def _plan(
 ) -> None:
     prices, tokens = options.prices, options.count_of_tokens
     if len(prices) > 1:
-        raise RecipeError(f"price: {', '.join(prices)} are several, and this is one GPU's plan; write one")
+        raise RecipeError(f"price: {', '.join(prices)} are several, and this is one GPU's plan; write one, or "
+                          "--gpu all or several as --gpu l4,rtx-4090 to compare GPUs")
     if prices and not tokens:
-        raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all or "
-                          "--tokens 1B with it")
+        raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all, "
+                          "several as --gpu l4,rtx-4090, or --tokens 1B with it")
     of_gpus = parse_prices(prices) if prices and "=" in prices[0] else {}
     price = None
     if prices and not of_gpus:
@@ -246,14 +252,13 @@ def _cached(
 
 
 def _show_all(answer: Answer, show: Callable[[Answer, Console], None], as_json: bool, fitting: bool) -> None:
-    """Print what was planned for every GPU. Raises Refused where nothing fits on any."""
+    """Print what was planned for several GPUs. Raises Refused where nothing fits on any."""
     if as_json:
         _print_json(answer.to_json())
     else:
         show(answer, Console())
     if not fitting:
-        raise Refused("nothing fits on any GPU of the catalogue; tightfit plan with --gpu and one name says what would "
-                      "help")
+        raise Refused("nothing fits on any of these GPUs; tightfit plan with --gpu and one name says what would help")
 
 
 def _print_json(values: object) -> None:

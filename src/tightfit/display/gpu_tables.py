@@ -1,4 +1,4 @@
-"""GPUs as tables on a terminal, a line each: the catalogue, and a recipe planned for every one of them."""
+"""GPUs as tables on a terminal, a line each: the catalogue, and a recipe planned for several or all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tightfit.devices import GIB, catalogue
 from tightfit.display.words import FROM_CACHE, as_written, batches, fits, techniques, throughput, work
 from tightfit.planning.search.every_gpu import Comparison, GpuRow
 from tightfit.planning.search.overview import GpuEstimate, Overview
-from tightfit.text import counted, size
+from tightfit.planning.whole_run import unit_of
+from tightfit.text import counted, figure, size
 
 
 def gpu_table() -> Table:
@@ -39,14 +40,16 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     written = dict.fromkeys(techniques(candidate.recipe) for candidate in chosen)
     letters = {text: _letter(number) for number, text in enumerate(written)}
     console.print(Text(f"{asked.model}: {work(asked)}", style="bold"))
-    length = ["hours", *["cost"] * priced] if comparison.tokens else ["per price"] * priced
+    runs = [run.hours for row in rows if (run := row.whole_run(comparison.tokens))]
+    unit_of_runs, hours = unit_of(min(runs, default=1.5))
+    length = [unit_of_runs, *["cost"] * priced] if comparison.tokens else ["per price"] * priced
     table = _table("GPU", ["memory in use", unit, *length])
     table.add_column("best recipe")
     if changed:
         table.add_column("numerics")
     for row in rows:
         if row.plan is not None:
-            table.add_row(*map(Text, _cells(row, priced, changed, letters, comparison.tokens)))
+            table.add_row(*map(Text, _cells(row, priced, changed, letters, comparison.tokens, hours)))
     console.print(table)
     legend = Table.grid(padding=(0, 2))
     for text, letter in letters.items():
@@ -120,16 +123,19 @@ def _letter(number: int) -> str:
     return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[last]
 
 
-def _cells(row: GpuRow, priced: bool, changed: bool, letters: Mapping[str, str], tokens: int) -> list[str]:
+def _cells(
+    row: GpuRow, priced: bool, changed: bool, letters: Mapping[str, str], tokens: int, hours: float
+) -> list[str]:
+    """A GPU's cells. hours: in the unit of a whole run's length."""
     assert row.plan is not None
     best = row.chosen or next(iter(row.plan.candidates), None)
     used = "-" if best is None else size(best.estimate.memory.used)
     memory = f"{used} of {size(row.device.memory_bytes)}"
-    price = ["-" if row.per_price is None else f"{row.per_price:,.0f}"] * priced
+    price = ["-" if row.per_price is None else figure(row.per_price)] * priced
     if tokens:
         run = row.whole_run(tokens)
-        cost = "-" if run is None or run.cost is None else f"{run.cost:,.2f}"
-        price = ["-" if run is None else f"{run.hours:,.1f}", *[cost] * priced]
+        cost = "-" if run is None or run.cost is None else figure(run.cost, 2)
+        price = ["-" if run is None else f"{run.hours / hours:,.1f}", *[cost] * priced]
     if row.chosen is None:
         lacks = "nothing fits" if best is None else f"none: {size(best.estimate.missing)} short"
         return [row.device.name, memory, "-", *price, lacks, *["-"] * changed]

@@ -50,7 +50,7 @@ def read_cluster(
         if not 1 <= count <= MOST:
             raise RecipeError(f"{name}: {count} should be from 1 to {MOST:,}, such as --{name} 2")
     cards, machines = counts["gpus"], counts["nodes"]
-    if (cards * machines > 1 or network is not None) and gpu in ("cpu", "all"):
+    if (cards * machines > 1 or network is not None) and (gpu in ("cpu", "all") or "," in (gpu or "")):
         raise RecipeError(f"gpu: {gpu!r} is planned for one device each; write a GPU's name, such as --gpu 8xh100-sxm")
     if machines > 1 and network is None:
         raise RecipeError(f"network: what connects the {machines} machines is not known; write what each sends in a "

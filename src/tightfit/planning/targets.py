@@ -42,8 +42,9 @@ def gpu_target(gpu: str | None, gpu_memory: str | None, own: Callable[[], Device
     named = None if gpu is None else find_device(gpu)
     mine = own()
     if named is None and mine is None:
-        raise Refused("gpu: this machine has no CUDA device to plan for; write --gpu with a name, such as rtx-4090, "
-                      "l40s or h100-sxm (tightfit gpus lists them), --gpu all, --gpu cpu, or --gpu-memory 24GB")
+        raise Refused("gpu: this machine has no CUDA device to plan for; write --gpu with a name such as rtx-4090 "
+                      "(tightfit gpus lists them), several as --gpu l4,rtx-4090, or all of them as --gpu all; or "
+                      "--gpu cpu, or --gpu-memory 24GB")
     if named is None or (mine is not None and listed_device(mine.name) == named):
         assert mine is not None
         device, calibration = replace(with_figures(mine) if named is None else named,

@@ -9,9 +9,12 @@ from typing import Any
 
 from tightfit.errors import RecipeError
 from tightfit.planning.costs import Time
+from tightfit.text import figure
 
 MOST_TOKENS = 10**15
 """More than any run is of: a slip of the hand, and not a run to plan."""
+UNITS = ((72.0, "days", 24.0), (1.5, "hours", 1.0), (1 / 30, "minutes", 1 / 60), (0.0, "seconds", 1 / 3600))
+"""Units of a run's length: hours from which each is used, and the hours in it."""
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -42,11 +45,15 @@ class WholeRun:
         return asdict(self)
 
     def __str__(self) -> str:
-        long, short = self.hours >= 72, self.hours < 1.5
-        unit, scale = ("days", 24.0) if long else ("minutes", 1 / 60) if short else ("hours", 1.0)
+        unit, scale = unit_of(self.hours)
         around = "" if self.high == self.low else f" ({self.low / scale:,.1f} to {self.high / scale:,.1f})"
-        cost = "" if self.cost is None else f", at a cost of {self.cost:,.2f} in the unit of --price"
+        cost = "" if self.cost is None else f", at a cost of {figure(self.cost, 2)} in the unit of --price"
         return f"{self.hours / scale:,.1f} {unit}{around} for {self.tokens:,} {self.unit}{cost}"
+
+
+def unit_of(hours: float) -> tuple[str, float]:
+    """The unit in which a run of such length is written, and its hours."""
+    return next((unit, scale) for least, unit, scale in UNITS if hours >= least)
 
 
 def parse_tokens(text: str) -> int:

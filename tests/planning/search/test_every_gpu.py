@@ -92,7 +92,7 @@ def test_the_best_comes_first_and_what_does_not_serve_last(toy, devices):
 
 
 def test_prices_order_by_throughput_for_the_price(toy, devices):
-    rows = compare(RECIPE, devices, toy.tools(), {"ample": 2.0, "older": 0.001, "tiny": 1.0}).rows
+    rows = compare(RECIPE, devices, toy.tools()).priced({"ample": 2.0, "older": 0.001, "tiny": 1.0}).rows
     assert [row.device.name for row in rows] == ["older", "ample", "roomy", "tiny"]
     assert rows[0].per_price == rows[0].speed / 0.001
     assert rows[2].per_price is None

@@ -1,10 +1,10 @@
-"""The same recipe planned for every GPU of the catalogue."""
+"""The same recipe planned for several GPUs, or for every one of the catalogue."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -72,32 +72,34 @@ class Comparison:
         cached = {"cached": True} if self.cached else {}
         return {"gpus": [row.to_json(self.tokens) for row in self.rows], **cached}
 
+    def priced(self, prices: Mapping[str, float]) -> Comparison:
+        """The same at these prices by `Device.name`, and in the order that they make."""
+        rows = (replace(row, price=prices.get(row.device.name)) for row in self.rows)
+        return replace(self, rows=tuple(sorted(rows, key=_place)))
+
 
 def compare(
     recipe: Recipe,
     devices: Iterable[Device],
     tools: Tools,
-    prices: Mapping[str, float] | None = None,
     progress: Progress | None = None,
     evaluator: Evaluator | None = None,
 ) -> Comparison:
     """Plan the recipe for each CUDA device, like with like: numerics change only where nothing milder fits, whatever
     the recipe allows.
 
-    prices: by `Device.name`. evaluator: as of `search`. Raises ModelError as `search` does.
+    evaluator: as of `search`. Raises ModelError as `search` does.
     """
-    prices = prices or {}
     ordered = sorted(devices, key=lambda d: d.capability or (0, 0))  # alike ones share their traces
     shared, mild = evaluator or InProcess(tools), recipe.model_copy(update={"allow_numerics": False})
     rows = []
     for number, device in enumerate(ordered):
         tell = progress and partial(_tell, progress, number, len(ordered), device.name)
-        price = prices.get(device.name)
         try:
             plan = search(mild, device, tools, progress=tell, comparing=True, evaluator=shared)
-            rows.append(GpuRow(device=device, plan=plan, price=price))
+            rows.append(GpuRow(device=device, plan=plan))
         except Refused as error:
-            rows.append(GpuRow(device=device, refused=str(error), price=price))
+            rows.append(GpuRow(device=device, refused=str(error)))
     return Comparison(asked=recipe, rows=tuple(sorted(rows, key=_place)))
 
 
