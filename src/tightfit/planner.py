@@ -90,15 +90,17 @@ def plan_on(
 ) -> ReadablePlan:  # fmt: skip
     """As `plan`, of a recipe that may differ between devices. cluster: of such GPUs; None for one. largest: what is to
     be as large as fits one of them, see `extremes.candidates`."""
-    recipe = recipe_on(False)
+    named, plain = gpu not in (None, "cpu") or gpu_memory is not None, recipe_on(False)
+    recipe = recipe_on(True) if named else plain
     target = target_for(recipe, gpu, gpu_memory)
     if host_memory is not None:
         if target.device.kind == "cpu":
             raise RecipeError(f"host-memory: {host_memory!r} is beside a GPU's, and this plan is for the processor")
         target = replace(target, device=replace(target.device, host_bytes=parse_host_memory(host_memory)))
     cuda = target.device.kind == "cuda"
-    recipe, cluster = on_cluster(recipe_on(True) if cuda else recipe, cluster or Cluster())
+    recipe, cluster = on_cluster(recipe_on(True) if cuda and not named else recipe, cluster or Cluster())
     target = replace(target, device=cluster.on(target.device))
+    aside = [f"use_cpu: left aside for {target.device.name}"] if plain.device == "cpu" and cuda else []
     if module is None:
         read_config(recipe)  # which tells at once what no combination of techniques would mend
     else:  # a recipe names what it builds; there is no configuration to read behind it
@@ -115,7 +117,7 @@ def plan_on(
     progress = after(most.traces, progress) if most is not None else progress
     found = search_with(backend, recipe, target, module=module, progress=progress,
                         catalogue=[cluster.on(card) for card in catalogue()] if cuda else ())
-    return ReadablePlan.of(replace(found, largest=most, notes=(*found.notes, *_drive_notes(found))))
+    return ReadablePlan.of(replace(found, largest=most, notes=(*found.notes, *_drive_notes(found), *aside)))
 
 
 def _backend_for(recipe: Recipe) -> Backend:
@@ -194,5 +196,5 @@ def target_for(recipe: Recipe, gpu: str | None, gpu_memory: str | None = None) -
 
 def _check_device(recipe: Recipe, asked: str, kind: str) -> None:
     if recipe.device not in ("auto", kind):
-        raise RecipeError(f"device: {recipe.device!r} contradicts planning for {asked}; leave device= out, and "
-                          "use_cpu out of training arguments")
+        raise RecipeError(f"device: {recipe.device!r} contradicts planning for {asked}; leave device= out, or use_cpu "
+                          "out of the training arguments that it comes from")

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import TrainingArguments
 
 import tightfit
 from tests.display.plans import fitting, nothing_fits
@@ -159,6 +160,20 @@ def test_training_arguments_are_planned_as_they_are(tmp_path, run):
     assert [(c["recipe"]["micro_batch_size"], c["recipe"]["batch_size"]) for c in candidates] == [(2, 6)]
     assert candidates[0]["recipe"]["precision"] == "bf16"
     assert candidates[0]["recipe"]["compile"] == "off"
+
+
+def test_use_cpu_of_training_arguments_gives_way_to_a_named_gpu(tmp_path, run):
+    file = tmp_path / "arguments.json"
+    file.write_text(json.dumps({"per_device_train_batch_size": 2, "bf16": True, "use_cpu": True}))
+    fields = [f"model_overrides={json.dumps(TINY)}", "vocab_size=64", "seq_len=16"]
+    words = ("plan", "gpt2", *fields, "--training-args", str(file), "--gpu", "l4")
+    found = json.loads(run(*words, "--json")[1])
+    assert found["candidates"][0]["recipe"]["device"] == "auto"
+    assert "use_cpu: left aside for L4" in found["candidates"][0]["reasons"]
+    status, _, err = run(*words, "device=cpu")
+    assert (status, "device: 'cpu' contradicts planning for l4" in err) == (2, True)
+    plan = tightfit.plan("gpt2", TrainingArguments(use_cpu=True, per_device_train_batch_size=1), gpu="l4")
+    assert plan.device.name == "L4"
 
 
 def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path):

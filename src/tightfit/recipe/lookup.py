@@ -32,7 +32,7 @@ def load_recipe(
 ) -> Recipe:  # fmt: skip
     """The recipe of that name with `key=value` overrides. Raises RecipeError for an unknown one.
 
-    cuda: whether it is to run on a CUDA device.
+    cuda: whether it is to run on a CUDA device, where training arguments' `use_cpu` says nothing.
     training_arguments: a JSON file of Hugging Face's TrainingArguments, with which no name is needed. What it says
         stands above the recipe's file, and `overrides` above both.
     module: the caller's own, in place of the recipe's model.
@@ -57,7 +57,7 @@ def load_recipe(
     if "model" not in fields:
         raise RecipeError("model: training arguments do not say which; name it in front of --training-args, or write "
                           "model=gpt2")
-    fields = with_task(fields, module)
+    fields = with_task({**_on_cuda(cuda), **fields}, module)
     return _shorter(Recipe.from_training_arguments(training_arguments, **fields), fields, name, module)
 
 
@@ -104,10 +104,16 @@ def as_recipe(
         return load_recipe(str(recipe), [*words, *replaced], cuda=cuda, training_arguments=training_arguments,
                            module=module)
     if hasattr(recipe, "per_device_train_batch_size"):
-        fields = with_task(apply_overrides(named, words), module)
+        fields = with_task({**_on_cuda(cuda), **apply_overrides(named, words)}, module)
         return _shorter(Recipe.from_training_arguments(recipe, **fields), fields, named.get("model"), module)
     raise RecipeError(f"recipe: {type(recipe).__name__} is not a Recipe, a mapping, TrainingArguments, or a recipe "
                       "file's name")
+
+
+def _on_cuda(cuda: bool) -> dict[str, Any]:
+    """Fields that stand above training arguments on a CUDA device: without one, bf16 cannot be made but with `use_cpu`.
+    """
+    return {"device": "auto"} if cuda else {}
 
 
 def name_and_overrides(words: Sequence[str]) -> tuple[str, list[str]]:
