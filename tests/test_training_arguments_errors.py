@@ -8,6 +8,7 @@ from tests.training_arguments_cases import SETTLED
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe.hf_arguments import training_arguments
+from tightfit.recipe.lookup import load_recipe
 
 
 def test_all_that_is_refused_is_said_at_once():
@@ -56,7 +57,8 @@ def test_all_that_is_refused_is_said_at_once():
     ({"logging_steps": 0}, ["logging_steps", "0"]),
     ({"warmup_steps": -1}, ["warmup_steps", "0"]),
     ({"dataloader_prefetch_factor": 2}, ["dataloader_prefetch_factor", "dataloader_num_workers"]),
-    (7, ["7", "a JSON file's path"]),
+    (7, ["7", "a file's path"]),
+    ({"attn_implementation": "sdpa"}, ["attn_implementation", "leave it out, and write attention="]),
 ])  # fmt: skip
 def test_errors_name_the_argument_and_what_to_write(given, words):
     with pytest.raises(RecipeError) as caught:
@@ -64,13 +66,29 @@ def test_errors_name_the_argument_and_what_to_write(given, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-@pytest.mark.parametrize("text", [None, "not json", "[1]"])
-def test_a_file_that_is_no_arguments_is_refused(tmp_path, text):
-    file = tmp_path / "args.json"
+@pytest.mark.parametrize(("name", "text", "reason"), [
+    ("args.json", None, "No such file or directory"), ("args.json", "not json", "Expecting value"),
+    ("args.json", "[1]", "no object"), ("args.yaml", "[1]", "such as `learning_rate"), ("args.yml", "", "is empty"),
+    ("args.yaml", "{a", "not YAML"),
+])
+def test_a_file_that_is_no_arguments_is_refused(tmp_path, name, text, reason):
+    file = tmp_path / name
     if text is not None:
         file.write_text(text)
-    with pytest.raises(RecipeError, match=r"args\.json: .+ write args\.to_json_string\(\) into it"):
+    with pytest.raises(RecipeError, match=rf"{name}: .+ \(.*{reason}.*\); write args\.to_json_string\(\) into it"):
         Recipe.from_training_arguments(file)
+
+
+def test_arguments_are_read_from_yaml_and_named_where_they_are_given_as_a_recipe(tmp_path):
+    file = tmp_path / "args.yaml"
+    file.write_text("learning_rate: 2e-5\nbf16: true\nper_device_train_batch_size: 4\nreport_to: none\n")
+    recipe = Recipe.from_training_arguments(file)
+    assert (recipe.learning_rate, recipe.precision.name, recipe.batch_size) == (2e-5, "bf16", 4)
+    with pytest.raises(RecipeError, match=r"^bf16, per_device_train_batch_size: arguments of Hugging Face; tightfit "
+                                          r"plan MODEL --training-args .*; bf16: not a field; write precision"):
+        load_recipe(str(file))
+    with pytest.raises(RecipeError, match=r"^bf16: not a field; write precision$"):
+        Recipe.from_dict({"bf16": True})
 
 
 @pytest.mark.parametrize(("value", "words"), [

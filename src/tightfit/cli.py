@@ -37,7 +37,7 @@ GpuMemory = Annotated[str | None, typer.Option(
 )]  # fmt: skip
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 TrainingArgs = Annotated[Path | None, typer.Option(
-    metavar="FILE.json", help="Hugging Face TrainingArguments, as `to_json_string` writes them.")]  # fmt: skip
+    metavar="FILE", help="Hugging Face TrainingArguments, as `to_json_string` writes them, or as YAML.")]  # fmt: skip
 
 
 @app.callback(invoke_without_command=True)

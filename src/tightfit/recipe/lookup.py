@@ -33,7 +33,7 @@ def load_recipe(
     """The recipe of that name with `key=value` overrides. Raises RecipeError for an unknown one.
 
     cuda: whether it is to run on a CUDA device, where training arguments' `use_cpu` says nothing.
-    training_arguments: a JSON file of Hugging Face's TrainingArguments, with which no name is needed. What it says
+    training_arguments: a file of Hugging Face's TrainingArguments, with which no name is needed. What it says
         stands above the recipe's file, and `overrides` above both.
     module: the caller's own, in place of the recipe's model.
     """

@@ -237,7 +237,7 @@ class Recipe(TechniqueFacts, BaseModel):
     ) -> Self:
         """The recipe that says what Hugging Face's TrainingArguments say; every field it makes is pinned.
 
-        arguments: a TrainingArguments or trl's SFTConfig, a mapping of its names, or a JSON file of `to_json_string`.
+        arguments: a TrainingArguments or trl's SFTConfig, a mapping of its names, or a file of them: JSON or YAML.
         fields: what the arguments do not have (model, data, seq_len, attention), or what replaces them, such as
             `checkpointing="auto"`.
 

@@ -83,7 +83,10 @@ def slot_field(slot: str) -> tuple[BeforeValidator, PlainSerializer]:
 
 def explain(model: type[BaseModel], error: ValidationError) -> str:
     """A validation error as sentences that name each field, its value, and what to write instead."""
-    return _join(_sentence(e, _fields_at(model, e["loc"]), "", "") for e in error.errors())
+    from tightfit.recipe.hf_arguments.table import misplaced  # for messages alone
+
+    unknown = [str(e["loc"][0]) for e in error.errors() if e["type"] == "extra_forbidden" and len(e["loc"]) == 1]
+    return _join([*misplaced(unknown), *(_sentence(e, _fields_at(model, e["loc"]), "", "") for e in error.errors())])
 
 
 def _join(sentences: Iterable[str]) -> str:
@@ -212,8 +215,9 @@ def _load(text: str) -> Any:
         loader.dispose()
 
 
-def read_yaml(text: str, origin: str = "") -> dict[str, Any]:
-    """A recipe file's plain values. Raises RecipeError for text that is not a YAML mapping; it begins with `origin`."""
+def read_yaml(text: str, origin: str = "", example: str = "model: gpt2") -> dict[str, Any]:
+    """A file's plain values. Raises RecipeError, which begins with `origin`, for what is no mapping as the `example`.
+    """
     origin = origin and f"{origin}: "
     try:
         values = _load(text)
@@ -222,9 +226,9 @@ def read_yaml(text: str, origin: str = "") -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
         raise RecipeError(f"{origin}not YAML: {' '.join(str(error).split())}") from None
     if values is None:
-        raise RecipeError(f"{origin}the file is empty; write at least `model: gpt2`")
+        raise RecipeError(f"{origin}the file is empty; write at least `{example}`")
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise RecipeError(f"{origin}a recipe is a mapping of fields to values, such as `model: gpt2`")
+        raise RecipeError(f"{origin}it should be a mapping of fields to values, such as `{example}`")
     return values
 
 

@@ -1,4 +1,4 @@
-"""Arguments as they are written: an object, a mapping, or a JSON file; those of transformers 3 and 4 as today's."""
+"""Arguments as they are written: an object, a mapping, or a file; those of transformers 3 and 4 as today's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from tightfit.errors import RecipeError
 from tightfit.recipe.hf_arguments import sft, table
+from tightfit.recipe.yaml import read_yaml
 
 RENAMED: Mapping[str, str] = {
     "evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu",
@@ -36,7 +37,7 @@ def read_arguments(source: Any) -> tuple[dict[str, Any], dict[str, Any], list[st
     """
     names = {*table.DEFAULTS, *table.ASIDE, *sft.OWN}
     if isinstance(source, str | Path):
-        given = _read_json(Path(source))
+        given = _read_file(Path(source))
     elif isinstance(source, Mapping):
         given = dict(source)
     elif dataclasses.is_dataclass(source) and hasattr(source, "per_device_train_batch_size"):
@@ -49,7 +50,7 @@ def read_arguments(source: Any) -> tuple[dict[str, Any], dict[str, Any], list[st
                  if name in names - table.ASIDE.keys() or value != usual[name]}
     else:
         raise RecipeError(
-            f"training arguments: {source!r} cannot be read; give a TrainingArguments, a mapping, or a JSON file's path"
+            f"training arguments: {source!r} cannot be read; give a TrainingArguments, a mapping, or a file's path"
         )
     given = _as_today(given)
     known = {name: value.value if isinstance(value, Enum) else value for name, value in given.items() if name in names}
@@ -71,14 +72,18 @@ def left_by_arguments(values: Mapping[str, Any], source: Any) -> dict[str, Any]:
     return left
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
+    """The arguments of a JSON file, or of YAML as trl's `--config` takes it."""
     try:
-        values = json.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        if path.suffix in (".yaml", ".yml"):
+            return read_yaml(text, example="learning_rate: 5e-5")
+        values = json.loads(text)
         if not isinstance(values, dict):
             raise ValueError("it holds no object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path}: cannot be read as a JSON object of arguments ({error}); write "
-                          "args.to_json_string() into it") from None
+    except (OSError, ValueError, RecursionError, RecipeError) as error:
+        raise RecipeError(f"{path}: cannot be read as arguments ({getattr(error, 'strerror', None) or error}); write "
+                          "args.to_json_string() into it, or name another file") from None
     return values
 
 

@@ -7,12 +7,13 @@ in a way that a recipe cannot say; each has the reason, and what to write instea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from tightfit.errors import RecipeError, nearest
+from tightfit.recipe import synonyms
 from tightfit.recipe.hf_arguments import sft
 
 
@@ -186,11 +187,18 @@ def fields_of(name: str) -> list[str]:
     return [own] if own else [field for field, names in FIELDS.items() if name in names]
 
 
+def misplaced(fields: Iterable[str]) -> list[str]:
+    """A sentence on fields that a recipe does not have, where two or more are arguments."""
+    first, *others = [name for name in fields if name in {**DEFAULTS, **sft.OWN, **ASIDE}] or [""]
+    return [f"{first}, {others[0]}{' and others' * (len(others) > 1)}: arguments of Hugging Face; tightfit plan MODEL "
+            "--training-args FILE reads a file of them, and so does train"] if others else []
+
+
 def unknown(name: str) -> str:
     """A sentence for a name that TrainingArguments does not have."""
     hint = nearest(name, [*DEFAULTS, *sft.OWN])
     if hint.startswith("choose from"):
-        hint = "leave it out"
+        hint = f"leave it out{f', and write {synonyms.FIELDS[name]}' if name in synonyms.FIELDS else ''}"
     return f"{name}: not an argument of TrainingArguments that tightfit knows; {hint}"
 
 
