@@ -142,6 +142,19 @@ def test_what_a_recipe_cannot_say_is_refused_unless_its_field_is_written(given, 
         assert isinstance(read({**DUMPED, **given}, **written), Recipe)
 
 
+@pytest.mark.parametrize("written", ['{"eos_token": "<|im_end|>"}', '{"eos_token": {"content": "<|im_end|>"}}', "{}",
+                                     '{"eos_token": "</s>"}', "[", None])
+def test_an_eos_token_is_that_of_the_models_own_tokenizer_or_refused(tmp_path, written):
+    if written is not None:
+        (tmp_path / "tokenizer_config.json").write_text(written)
+    given = {**DUMPED, "eos_token": "<|im_end|>"}
+    if "im_end" in str(written):
+        assert read(given, model=str(tmp_path)).tokenizer == "auto"
+    else:
+        with pytest.raises(RecipeError, match=r"^eos_token: '<\|im_end\|>' is not found"):
+            read(given, model=str(tmp_path))
+
+
 def test_all_that_is_refused_is_said_at_once():
     with pytest.raises(RecipeError) as caught:
         read({**DUMPED, "max_length": 0, "eos_token": "x", "deepspeed": "y", "max_seq_length": 5})
@@ -184,7 +197,7 @@ def test_rows_are_cut_where_the_arguments_do():
 
 
 def test_an_object_says_its_tokens_and_other_classes_are_not_taken_for_it():
-    with pytest.raises(RecipeError, match=r"^eos_token: 'x' ends documents"):
+    with pytest.raises(RecipeError, match=r"^eos_token: 'x' is not found"):
         read(SFTConfig(use_cpu=True, eos_token="x"))
     assert read(SFTConfig(use_cpu=True, pad_token="y")).hugging_face == {"pad_token": "y"}
     assert read({**DUMPED, "dataset_num_proc": 4}).hugging_face == {"dataset_num_proc": 4}

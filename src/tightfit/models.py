@@ -91,6 +91,21 @@ def resolve_source(recipe: Recipe) -> ModelSource:
     raise ModelError(f"model: {name!r} is not a bundled model ({nearest(name, BUNDLED)}); or write {OTHERS}")
 
 
+def own_eos_token(name: str) -> str | None:
+    """The token that ends a document by a model's own tokenizer, in its folder or the hub's cache; None where there is
+    none, or it says none."""
+    path = Path(name).expanduser() / "tokenizer_config.json"
+    if not path.is_file() and name not in BUNDLED and (name in HUB_NAMES or HUB_ID.fullmatch(name)):
+        from huggingface_hub import try_to_load_from_cache
+
+        path = Path(found) if isinstance(found := try_to_load_from_cache(name, path.name), str) else path
+    try:
+        token = json.loads(path.read_text("utf-8"))["eos_token"]
+        return str(token["content"] if isinstance(token, dict) else token)
+    except (OSError, ValueError, LookupError, TypeError):  # not there, not JSON, or without one
+        return None
+
+
 def read_config(recipe: Recipe) -> Any:
     """The configuration of the recipe's model, with the recipe's overrides, vocabulary, labels and task written in.
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from tightfit.errors import RecipeError, nearest
 from tightfit.metrics import METRICS
+from tightfit.models import own_eos_token
 from tightfit.recipe.best_metric import reasons_against
 from tightfit.recipe.hf_arguments import sft, table
 from tightfit.recipe.hf_arguments.reading import read_arguments
@@ -44,6 +45,8 @@ def from_training_arguments(
     """The recipe that says what the arguments say, as `Recipe.from_training_arguments` describes it. `fields` replace
     what arguments say, whole: `optimizer` its weight decay too."""
     written, own, reasons = read_arguments(source)
+    if own and "model" in fields and own["eos_token"] == own_eos_token(str(fields["model"])):
+        own["eos_token"] = None  # which its tokenizer says itself
     said_by_own, unsaid = sft.recipe_values(own, sft.paths(fields))
     reasons += unsaid
     if isinstance(steps := fields.get("max_steps"), int):

@@ -69,7 +69,8 @@ OWN: Mapping[str, Own] = {
         "activations: 1}'",
     ),
     "eos_token": Own(None, "tokenizer", lambda a: a["eos_token"] is None,
-                     "ends documents; write tokenizer=<a folder whose tokenizer has it as its eos_token>"),
+                     "is not found as the eos_token of the model's own tokenizer; write tokenizer=<a folder whose "
+                     "tokenizer has it>"),
     "model_init_kwargs": Own(None, "", lambda a: not a["model_init_kwargs"],
                              "is how a model is loaded; leave it out, and write model_overrides, attention and "
                              "precision (bf16-pure where weights are bfloat16)"),
