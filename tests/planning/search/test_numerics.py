@@ -139,6 +139,9 @@ def test_a_recipe_that_pins_every_field_is_told_what_opening_them_would_gain():
     assert plan.answers.open_fields in plan.reasons
     assert len(model.calls) <= 4
     assert of(model, 40, **{**pins, "precision": "bf16", "checkpointing": "none"}).answers.open_fields == ""
+    undecayed = {"name": "adamw", "implementation": "foreach", "weight_decay": 0.0}
+    told = of(model, 40, **{**pins, "optimizer": undecayed}).answers.open_fields
+    assert told.endswith("checkpointing=none optimizer.implementation=auto.")
 
 
 def test_the_catalogues_cards_order_by_what_fits():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tightfit.errors import ModelError
@@ -19,6 +20,7 @@ from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS
+from tightfit.techniques.optimizer import AdamW
 from tightfit.text import size
 
 FEW_OPEN = 2
@@ -34,6 +36,8 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
     left_open = [slot for slot in SLOTS if Recipe.model_fields[slot].default == "auto"]
     opened = recipe.model_copy(update={**dict.fromkeys(left_open, "auto"), "micro_batch_size": "auto"})
     kept = {slot: pinned for slot in SLOTS if (pinned := getattr(recipe, slot)) != "auto" and pinned.numerics_change}
+    if isinstance(recipe.optimizer, AdamW):  # whose decay and betas are no search's to choose
+        kept["optimizer"] = replace(recipe.optimizer, implementation="auto")
     most = max(default_micro_batch(opened, device), recipe.micro_batch_size)
     sizes = [size for size in sizes_to_try(recipe.batch_size) if size <= most]
     best = exploration.largest(resolve(opened, device).model_copy(update=kept), sizes, "micro_batch_size")
