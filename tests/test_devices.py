@@ -112,6 +112,9 @@ def test_every_card_is_found_by_the_name_that_messages_give():
     ("rtx-4900", "gpu: 'rtx-4900' is not in the catalogue; .* did you mean 'rtx-4090'"),
     ("rtx 4090 laptop", "not in the catalogue"),  # another chip, half as fast
     ("rtx 4070 ti", "not in the catalogue"),  # not the Super
+    ("all", "gpu: 'all' is more than one GPU; .* such as rtx-4090, or .* --gpu all"),
+    ("l4,t4", "gpu: 'l4,t4' is more than one GPU"),
+    ("mi300x", "gpu_memory='24GB'.*; choose from: a10, "),
     ("mi300x", "--gpu-memory 24GB .*; choose from: a10, "),
     ("rtx", "choose from"),
     ("", "choose from"),

@@ -162,7 +162,11 @@ def find_device(name: str) -> Device:
     if found:
         choices = ", ".join(sorted(_slug(card.name) for card in found))
         raise RecipeError(f"gpu: {name!r} is the name of {len(found)} GPUs; write one of: {choices}")
-    raise RecipeError(f"gpu: {name!r} is not in the catalogue; write --gpu-memory 24GB for a card that is not there; "
+    if name == "all" or "," in name:
+        raise RecipeError(f"gpu: {name!r} is more than one GPU; write one's name, such as rtx-4090, or compare them by "
+                          f"tightfit plan RECIPE --gpu {name}")
+    raise RecipeError(f"gpu: {name!r} is not in the catalogue; for a card that is not there write its memory instead, "
+                      "--gpu-memory 24GB or in Python gpu_memory='24GB'; "
                       + nearest(_slug(" ".join(_words(name))), gpu_names()))
 
 
@@ -238,12 +242,8 @@ def device_of_memory(memory_bytes: int) -> Device:
 def with_memory(device: Device, memory_bytes: int) -> Device:
     """The device with another amount of memory, which its name and notes then say."""
     note = f"its memory was given; {device.name} has {size(device.memory_bytes)}"
-    return replace(
-        device,
-        name=f"{device.name} with {size(memory_bytes)}",
-        memory_bytes=memory_bytes,
-        notes="; ".join(filter(None, (device.notes, note))),
-    )
+    return replace(device, name=f"{device.name} with {size(memory_bytes)}", memory_bytes=memory_bytes,
+                   notes="; ".join(filter(None, (device.notes, note))))
 
 
 def _cards() -> Sequence[Card]:
