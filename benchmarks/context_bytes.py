@@ -96,7 +96,9 @@ def observe(stage: str) -> dict[str, int]:
 
 def keep(gpu: str, figures: dict[str, Any], path: Path = RECORDS[0]) -> Path:
     """Add a GPU's figures to the machine's own record."""
-    path = path.expanduser()
+    from tightfit.system import expanded
+
+    path = expanded(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         kept = json.loads(path.read_text())

@@ -30,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
         home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         config.add_cleanup(home.cleanup)
         os.environ["HOME"] = home.name
+        os.environ.pop("XDG_CACHE_HOME", None)
 
 
 def pytest_sessionfinish() -> None:

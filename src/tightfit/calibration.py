@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from tightfit.errors import writing
 from tightfit.files import write_atomically
-from tightfit.system import version_of
+from tightfit.system import expanded, version_of
 
 Progress = Callable[[str, float], None]
 """Called with the name of the next measurement, and the share of the work that is done, 0 to 1."""
@@ -214,8 +214,8 @@ def _record() -> TypeAdapter[_Record]:
 
 def save(calibration: Calibration, folder: Path = FOLDER) -> Path:
     """Write the record into `folder`, whole or not at all. Raises ReportError where it cannot be written."""
-    path = folder.expanduser() / _file_name(calibration.device, calibration.threads)
-    with writing(f"{path.parent}: the calibration", "make it writable, or set HOME to another folder"):
+    path = expanded(folder) / _file_name(calibration.device, calibration.threads)
+    with writing(f"{path.parent}: the calibration", "make it writable, or set XDG_CACHE_HOME to another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, _record().dump_json(_Record(format=FORMAT, calibration=calibration)).decode())
     return path
@@ -228,7 +228,7 @@ def load(device: str, folder: Path = FOLDER, *, threads: int = 0) -> Calibration
     threads: how many the CPU computes with; 0 for another device.
     """
     try:
-        found = _record().validate_json((folder.expanduser() / _file_name(device, threads)).read_bytes()).calibration
+        found = _record().validate_json((expanded(folder) / _file_name(device, threads)).read_bytes()).calibration
     except (OSError, ValueError):  # ValueError: no record, or one of another layout
         return None
     here = (device, processor(), torch_version(), threads)

@@ -32,6 +32,13 @@ KILLED = -9
 """Exit status of a process that the system, or SIGKILL, ended."""
 
 
+def expanded(path: str | Path) -> Path:
+    """A path with `~` for the user's home written out; for `~/.cache` XDG_CACHE_HOME, where that is a whole path."""
+    path, caches = Path(path), Path(os.environ.get("XDG_CACHE_HOME", ""))
+    usual = Path("~/.cache")
+    return caches / path.relative_to(usual) if caches.is_absolute() and usual in path.parents else path.expanduser()
+
+
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
     """Let every signal of STOPPING raise KeyboardInterrupt, as Ctrl-C does. For the main thread."""

@@ -12,6 +12,7 @@ from tightfit.planning import plan_cache
 from tightfit.planning.plan import Plan
 from tightfit.planning.plan_cache import cache_key, cached, load, machine_fingerprint, save
 from tightfit.planning.search.every_gpu import Comparison, GpuRow
+from tightfit.system import expanded
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +33,16 @@ def test_a_plan_comes_back_equal(made):
     assert found == plan
     assert plan_text(found) == plan_text(plan)
     assert found.to_json() == plan.to_json()
+
+
+def test_plans_lie_where_the_system_keeps_caches(home, monkeypatch):
+    for given, expected in ((str(home / "mine"), home / "mine"), ("not/whole", home / ".cache"), ("", home / ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert expanded("~/.cache/tightfit") == expected / "tightfit"
+        assert expanded("~/other/.cache") == home / "other/.cache"
+        save(Plan, "a", fitting())
+        assert (expected / "tightfit/plans/a.json").is_file()
+        assert load(Plan, "a") == fitting()
 
 
 def test_a_comparison_comes_back_equal():

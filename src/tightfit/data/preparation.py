@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError, shown
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
+from tightfit.system import expanded
 from tightfit.tasks import Task, get_task
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
 
 def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Progress | None) -> Prepared:
     task = get_task(recipe.task)
-    cache_dir = Path(recipe.cache_dir).expanduser()
+    cache_dir = expanded(recipe.cache_dir)
     held_out_data = evaluation_data(recipe.data)
     split = Split(open_corpus(recipe.data, wanted, cache_dir), wanted, recipe.data.eval_fraction,
                   None if held_out_data is None else open_corpus(held_out_data, wanted, cache_dir))

@@ -25,6 +25,7 @@ from tightfit.files import digest
 from tightfit.model_facts import ModelFacts
 from tightfit.models import resolve_source
 from tightfit.recipe import Data, Recipe
+from tightfit.system import expanded
 from tightfit.tasks import Task, get_task
 
 TRAINING_CHARACTERS = 100_000_000
@@ -129,7 +130,7 @@ def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str
     def fill(folder: Path) -> None:
         bare_tokenizer(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
 
-    folder = Path(recipe.cache_dir).expanduser() / "tokenizers" / key
+    folder = expanded(recipe.cache_dir) / "tokenizers" / key
     return cached(folder, fill, lambda made: read_tokenizer_file(made / "tokenizer.json"))
 
 

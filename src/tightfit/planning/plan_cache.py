@@ -24,7 +24,7 @@ from tightfit.files import digest, write_atomically
 from tightfit.models import FACTORY, HUB_ID
 from tightfit.nvml import Lost, NoNvml, nvml_session
 from tightfit.recipe.yaml import read_yaml
-from tightfit.system import cores, host_memory
+from tightfit.system import cores, expanded, host_memory
 
 FOLDER = Path("~/.cache/tightfit/plans")
 MOST = 64 << 20
@@ -88,7 +88,7 @@ def save(kind: type[Entry], key: str, entry: Entry) -> None:
 
 
 def _path(key: str) -> Path:
-    return FOLDER.expanduser() / f"{key}.json"
+    return expanded(FOLDER) / f"{key}.json"
 
 
 def cache_key(
@@ -159,7 +159,7 @@ def _machine() -> Iterator[str]:
         yield from sorted(path.name for path in folder.iterdir() if path.suffix in (".dist-info", ".egg-info"))
     yield from (sys.version, platform.platform(), calibration.processor(), str(cores()), str(host_memory().total))
     yield from sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(ENVIRONMENT))
-    measured = calibration.FOLDER.expanduser()  # in whose parent contexts are kept that were measured
+    measured = expanded(calibration.FOLDER)  # in whose parent contexts are kept that were measured
     for path in sorted([*measured.glob("*.json"), *measured.parent.glob("*.json")]):
         with suppress(OSError):
             yield path.read_text("utf-8", errors="replace")

@@ -202,7 +202,7 @@ class Recipe(TechniqueFacts, BaseModel):
     sample_prompt: str | None = None
     """Text to continue, or after conversations to answer, at the end of a causal-lm run."""
     cache_dir: NameOrPath = "~/.cache/tightfit"
-    """Folder in which trained tokenizers and tokenized data are kept."""
+    """Folder for trained tokenizers and tokenized data; `~/.cache` stands for XDG_CACHE_HOME where that is set."""
     hugging_face: dict[str, Any] = Field(default_factory=dict)
     """Arguments of a Hugging Face Trainer that are no field here, such as `log_level`: kept for
     TrainingArguments, and without effect on training here."""

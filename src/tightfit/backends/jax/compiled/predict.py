@@ -24,7 +24,7 @@ from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, ModelError, Refused, ReportError
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
-from tightfit.system import installed, version_of
+from tightfit.system import expanded, installed, version_of
 from tightfit.trace import Trace, UntracedMemory
 from tightfit.trace.file import load_trace
 
@@ -90,7 +90,7 @@ def untraced(device: Device) -> list[UntracedMemory]:
 
 def _cached(recipe: Recipe, device: Device) -> Trace:
     """The trace that is in the cache, or else one that is made and put there."""
-    folder = Path(recipe.cache_dir).expanduser() / "compiled"
+    folder = expanded(recipe.cache_dir) / "compiled"
     path = folder / f"{_digest(recipe, device)}.json.gz"
     if path.exists():
         try:

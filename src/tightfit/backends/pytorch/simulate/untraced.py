@@ -16,7 +16,7 @@ from typing import Any
 from tightfit.backends import cuda_context
 from tightfit.devices import MIB, Device, listed_device
 from tightfit.recipe import Recipe
-from tightfit.system import pinned_size
+from tightfit.system import expanded, pinned_size
 from tightfit.trace import Category, Op, OpClass, Phase, Trace, UntracedMemory
 
 RECORDS = (Path("~/.cache/tightfit/context_bytes.json"), Path(__file__).with_name("context_bytes.json"))
@@ -71,7 +71,7 @@ def recorded_context(name: str, paths: tuple[Path, ...] | None = None) -> dict[s
     training `step` and after a `compiled` one, with `gpu` and ORIGIN; None where nothing is kept."""
     for path in paths or RECORDS:
         try:
-            kept = json.loads(path.expanduser().read_text("utf-8"))
+            kept = json.loads(expanded(path).read_text("utf-8"))
             for gpu, record in kept.items():
                 if _card(gpu) == _card(name) and min(int(record["step"]), int(record["compiled"])) > 0:
                     return {"gpu": gpu, **{field: record[field] for field in (*SIZES, *ORIGIN)}}
