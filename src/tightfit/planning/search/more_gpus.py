@@ -54,7 +54,8 @@ def scaling(exploration: Exploration, found: Evaluated) -> Scaling | None:
         efficiency = time.throughput / (device.world * alone.estimate.time.throughput)
     binds = _binds(recipe, time)
     each = time.throughput / device.world
-    said = [f"{device.world:,} GPUs do {time.throughput:,.0f} {time.unit}, {each:,.0f} each; bound by {binds}."]
+    said = [f"{device.world:,} GPUs do {time.throughput:,.0f} {time.unit}, {each:,.0f} each; bound by {binds}.",
+            *_uneven(recipe.batch_size, device.world)]
     if time.communication is not None:
         moved = time.communication
         said.append(f"Each sends {size(moved.bytes)} a step, which takes {seconds(moved.seconds)} over {moved.link} "
@@ -66,6 +67,16 @@ def scaling(exploration: Exploration, found: Evaluated) -> Scaling | None:
                 f"One GPU alone, with its share of the global batch, does {each / efficiency:,.0f}: scaling efficiency "
                 f"{percent(efficiency)}.")
     return Scaling(gpus=device.world, per_gpu=each, efficiency=efficiency, bound_by=binds, text=" ".join(said))
+
+
+def _uneven(samples: int, world: int) -> list[str]:
+    """A sentence where GPUs get unequal shares of a global batch."""
+    most, ahead = -(-samples // world), samples % world
+    batch = f"of a global batch of {samples:,}"
+    if samples < world:
+        return [f"{world - samples:,} get no sample {batch}: write batch_size={world} or more."]
+    return [f"{world - ahead:,} get {most - 1:,} samples {batch} and wait for those with {most:,}: "
+            f"batch_size={most * world} divides evenly."] if ahead else []
 
 
 def _alone(exploration: Exploration, recipe: Recipe) -> Evaluated | None:
