@@ -165,8 +165,8 @@ def find_device(name: str) -> Device:
     if name == "all" or "," in name:
         raise RecipeError(f"gpu: {name!r} is more than one GPU; write one's name, such as rtx-4090, or compare them by "
                           f"tightfit plan RECIPE --gpu {name}")
-    raise RecipeError(f"gpu: {name!r} is not in the catalogue; for a card that is not there write its memory instead, "
-                      "--gpu-memory 24GB or in Python gpu_memory='24GB'; "
+    raise RecipeError(f"gpu: {name!r} is not in the catalogue; write --gpu-memory 24GB (in Python gpu_memory) for a "
+                      "card that is not there; "
                       + nearest(_slug(" ".join(_words(name))), gpu_names()))
 
 

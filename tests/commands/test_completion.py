@@ -56,6 +56,7 @@ def test_names() -> None:
     assert set(complete_recipe("")) > {"quickstart", *BUNDLED}
     assert complete_recipe("gpt2-l") == ["gpt2-large"]
     assert complete_gpu("rtx-409") == ["rtx-4090"]
+    assert complete_gpu("l4,rtx-409") == ["l4,rtx-4090"]
     assert [find_device(name).kind for name in complete_gpu("")[2:]] == ["cuda"] * (len(complete_gpu("")) - 2)
 
 

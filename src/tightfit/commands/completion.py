@@ -15,10 +15,12 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 def complete_gpu(incomplete: str) -> list[str]:
-    """GPUs of the catalogue."""
+    """GPUs of the catalogue, also behind others and a comma."""
     from tightfit.devices import gpu_names
 
-    return [name for name in ("all", "cpu", *gpu_names()) if name.startswith(incomplete)]
+    before, comma, last = incomplete.rpartition(",")
+    names = gpu_names() if comma else ["all", "cpu", *gpu_names()]
+    return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
 
 
 def complete_override(context: typer.Context, incomplete: str) -> list[str]:

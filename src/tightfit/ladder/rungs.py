@@ -141,7 +141,8 @@ def card(gpu: str) -> Target:
             return gpu_target(None, gpu, lambda: None)
         return Target(device=find_device(gpu))
     except RecipeError as error:  # whose advice is a plan's, and here the size is the card's name
-        raise RecipeError(str(error).replace("gpu-memory:", "gpu:").replace("--gpu-memory ", "--gpu ")) from None
+        of_a_plan = "--gpu-memory 24GB (in Python gpu_memory)"
+        raise RecipeError(str(error).replace("gpu-memory:", "gpu:").replace(of_a_plan, "--gpu 24GB")) from None
 
 
 def card_name(device: str) -> str:

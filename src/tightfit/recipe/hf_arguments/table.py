@@ -197,8 +197,10 @@ def misplaced(fields: Iterable[str]) -> list[str]:
 def unknown(name: str) -> str:
     """A sentence for a name that TrainingArguments does not have."""
     hint = nearest(name, [*DEFAULTS, *sft.OWN])
-    if hint.startswith("choose from"):
-        hint = f"leave it out{f', and write {synonyms.FIELDS[name]}' if name in synonyms.FIELDS else ''}"
+    if name in synonyms.FIELDS:
+        hint = f"leave it out, and write {synonyms.FIELDS[name]}"
+    elif hint.startswith("choose from"):
+        hint = "leave it out"
     return f"{name}: not an argument of TrainingArguments that tightfit knows; {hint}"
 
 
