@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -121,6 +122,9 @@ class AdamW(_Adam):
     """loop, foreach (multi-tensor), fused, or apex where NVIDIA's Apex is installed; auto is fused."""
     eps: NonNegative = 1e-8
     """Added to the denominator."""
+
+    def opened(self) -> Self:
+        return replace(self, implementation="auto")
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         rounding = recipe.weight_rounding

@@ -133,6 +133,10 @@ class Technique:
         """Whether a search may take another variant of its slot on a device, though a recipe names this one."""
         return False
 
+    def opened(self) -> Self | Literal["auto"]:
+        """What stands in its slot where a search may choose, and results are to stay as they are."""
+        return self if self.numerics_change else "auto"
+
     def resolved(self) -> Self:
         """This technique with no knob left `auto` that a search decides."""
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tightfit.errors import ModelError
@@ -20,7 +19,6 @@ from tightfit.planning.search.wording import choices_text, field_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS
-from tightfit.techniques.optimizer import AdamW
 from tightfit.text import size
 
 FEW_OPEN = 2
@@ -33,14 +31,12 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
     recipe, device = exploration.space.recipe, exploration.device
     if recipe.micro_batch_size == "auto" or len(recipe.open_choices()) > FEW_OPEN:
         return ""
-    left_open = [slot for slot in SLOTS if Recipe.model_fields[slot].default == "auto"]
-    opened = recipe.model_copy(update={**dict.fromkeys(left_open, "auto"), "micro_batch_size": "auto"})
-    kept = {slot: pinned for slot in SLOTS if (pinned := getattr(recipe, slot)) != "auto" and pinned.numerics_change}
-    if isinstance(recipe.optimizer, AdamW):  # whose decay and betas are no search's to choose
-        kept["optimizer"] = replace(recipe.optimizer, implementation="auto")
+    pinned = {slot: getattr(recipe, slot) for slot in SLOTS if Recipe.model_fields[slot].default == "auto"}
+    left_open = {slot: value if value == "auto" else value.opened() for slot, value in pinned.items()}
+    opened = recipe.model_copy(update={**left_open, "micro_batch_size": "auto"})
     most = max(default_micro_batch(opened, device), recipe.micro_batch_size)
     sizes = [size for size in sizes_to_try(recipe.batch_size) if size <= most]
-    best = exploration.largest(resolve(opened, device).model_copy(update=kept), sizes, "micro_batch_size")
+    best = exploration.largest(resolve(opened, device), sizes, "micro_batch_size")
     if best is None or best.speed <= (1 + CLOCK_ERROR) * found.speed:
         return ""
     fields = [field for field in ("micro_batch_size", *SLOTS)
