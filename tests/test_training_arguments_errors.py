@@ -110,6 +110,13 @@ def test_checkpoints_without_an_evaluation_have_no_best_one(changes):
         training_arguments(Recipe.from_dict({**SETTLED, "load_best_model_at_end": True, **changes}))
 
 
+def test_saving_by_time_is_left_to_the_trainer():
+    given = training_arguments(Recipe.from_dict({**SETTLED, "save_steps": "auto"}))
+    assert not given.keys() & {"save_strategy", "save_steps"}
+    best = training_arguments(Recipe.from_dict({**SETTLED, "save_steps": "auto", "load_best_model_at_end": True}))
+    assert best["save_strategy"] == "best"
+
+
 def test_a_batch_of_unequal_micro_batches_is_refused():
     with pytest.raises(RecipeError, match=r"batch_size: 30 is no multiple of micro_batch_size 8.*write batch_size=24"):
         training_arguments(Recipe.from_dict({**SETTLED, "batch_size": 30}))

@@ -126,7 +126,8 @@ SPELLINGS = {
 
 
 SETTLED = {"micro_batch_size": 8, "precision": "fp32", "checkpointing": "none", "optimizer": "adamw",
-           "attention": "sdpa", "compile": "off", "loading": {"workers": 2}, "eval_steps": 100}  # fmt: skip
+           "attention": "sdpa", "compile": "off", "loading": {"workers": 2}, "eval_steps": 100,
+           "save_steps": None}  # fmt: skip
 """A recipe with no field that is auto."""
 
 VARIANTS = [

@@ -26,7 +26,7 @@ from tightfit.training.listeners import Listener
 from tightfit.training.loop import TrainingLoop
 from tightfit.training.metrics_log import MetricsLog
 from tightfit.training.run_folder import RunFolder
-from tightfit.training.state import SKIPS_IN_A_ROW, Interval
+from tightfit.training.state import SKIPS_IN_A_ROW, Interval, SaveTimer
 
 
 class Source:
@@ -193,6 +193,25 @@ def test_saving_comes_before_evaluating_and_once_a_step(tmp_path):
     step = FakeStep()
     run(step, tmp_path, save_steps=3, eval_steps=3)
     assert step.asked == ["save 3", "evaluate", "save 6", "evaluate"]
+
+
+def test_a_run_that_says_nothing_of_it_saves_by_time_and_the_less_the_longer_that_takes(tmp_path, monkeypatch):
+    step, now = FakeStep(), 0.0
+
+    def taken(number: int) -> StepResult:
+        nonlocal now
+        now += 400
+        return StepResult(loss=Total(6.0, 6))
+
+    monkeypatch.setattr("tightfit.training.state.time", SimpleNamespace(monotonic=lambda: now))
+    step.script = taken
+    run(step, tmp_path, max_steps=9)
+    assert step.asked == ["save 4", "save 8", "save 9", "evaluate"]  # the first step that begins after 15 minutes
+    timer = SaveTimer()
+    timer.restart(took=60.0)
+    for then, is_over in ((1199, False), (1200, True)):
+        monkeypatch.setattr("tightfit.training.state.time", SimpleNamespace(monotonic=lambda then=then: now + then))
+        assert timer.is_over() == is_over
 
 
 def test_epochs_are_of_as_many_steps_as_the_data_has_global_batches_and_a_resumed_run_keeps_them(tmp_path):

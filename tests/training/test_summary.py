@@ -23,6 +23,14 @@ def test_a_rate_stands_beside_the_seconds_that_it_is_of() -> None:
     assert in_one_piece["whole run"].startswith("3.9 s: loading")
 
 
+def test_a_stopped_run_says_which_step_its_evaluation_is_of() -> None:
+    made = Summary(steps=84, seconds=1.0, training_seconds=1.0, compile_seconds=0.0, data_wait_seconds=0.0,
+                   samples_per_second=1.0, tokens_per_second=1.0, peak_memory=1, device="CPU", eval_loss=5.5,
+                   eval_step=50)  # fmt: skip
+    assert [name for name, _ in made.rows() if "held-out" in name] == ["held-out at step 50"]
+    assert "held-out" in dict(replace(made, eval_step=84).rows())
+
+
 def test_an_evaluation_that_overflowed_is_written_down_as_not_known(tmp_path: Path) -> None:
     made = Summary(steps=1, seconds=1.0, training_seconds=1.0, compile_seconds=0.0, data_wait_seconds=0.0,
                    samples_per_second=1.0, tokens_per_second=1.0, peak_memory=1, device="CPU", eval_loss=math.nan,

@@ -56,6 +56,11 @@ def test_the_beginning_and_the_summary_say_how_much_of_a_model_is_trained(recipe
     listener = Said()
     summary = Trainer(Named(), {**recipe, "trainable": trainable}, ROWS, listener=listener).train()
     assert any(text.startswith(f"your model: {said}") for text in listener.texts)
+    (how,) = [text for text in listener.texts if text.startswith("with seq_len=16 (padded rows) batch_size=8 ")]
+    assert "precision=fp32" in how
+    assert "compile=off" in how
+    assert ("trainable=layers" in how) == (trainable != "all")
+    assert how.endswith("; saved every 15 minutes")
     written = json.loads((Path(summary.output_dir) / "summary.json").read_text())
     assert (written["parameters"], written["trained_parameters"]) == (64 * 8 + 64 * 8 + 64, trained)
 

@@ -8,9 +8,10 @@ from tightfit.devices import Device
 from tightfit.display.words import FROM_CACHE, as_written, throughput
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Label, Plan
-from tightfit.planning.search.wording import changing, field_text
+from tightfit.planning.search.wording import changing
 from tightfit.planning.timing.copies import FREE, Copies
 from tightfit.recipe import Recipe
+from tightfit.recipe.words import field_text
 from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size
 from tightfit.trace import UntracedMemory

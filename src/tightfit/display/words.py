@@ -10,9 +10,9 @@ from functools import partial
 from tightfit.devices import GIB
 from tightfit.planning.costs import Estimate, Memory, Time
 from tightfit.planning.plan import Candidate, Plan, choices_of
-from tightfit.planning.search.wording import field_text, value_text
 from tightfit.planning.timing.copies import Copies
 from tightfit.recipe import Recipe
+from tightfit.recipe.words import field_text, value_text
 from tightfit.tasks import TASKS
 from tightfit.text import around, percent, seconds, size
 

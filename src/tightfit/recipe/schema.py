@@ -173,9 +173,9 @@ class Recipe(TechniqueFacts, BaseModel):
     """Evaluate every so many steps (below 1, a share of all), or after each `epoch`; by default only at the end."""
     eval_samples: Positive | None = 256
     """At most so many held-out samples an evaluation, null for all of them."""
-    save_steps: Every | Epoch | None = None
-    """Write a checkpoint every so many steps (below 1, a share of all), or after each `epoch`; by default only when
-    stopped."""
+    save_steps: Every | Epoch | Auto | None = "auto"
+    """Write a checkpoint every so many steps (below 1, a share of all), after each `epoch`, or with `auto` every 15
+    minutes, less often where that took over 5 % of the time; null for the run's end alone. Stopping it saves too."""
     save_total_limit: Positive | None = 2
     """Checkpoints to keep, null for all of them; the best one stays besides."""
     metric_for_best_model: BestMetric | None = None

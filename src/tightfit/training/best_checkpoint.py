@@ -91,5 +91,5 @@ def load_best(
         state.best_step = None
         return
     step.load(found.folder, found.meta)
-    state.evaluation = state.best_metrics
+    state.evaluation, state.eval_step = state.best_metrics, state.best_step
     log(f"the finished model is that of step {state.best_step}: held-out {metrics_text(state.evaluation)}")

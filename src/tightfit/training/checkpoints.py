@@ -18,7 +18,9 @@ from typing import Any
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.errors import CheckpointError, one_line
 from tightfit.files import flush, system_errors
+from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array
+from tightfit.training.schedule import length_field
 
 MANIFEST = "checkpoint.json"
 FREE_SPACE = "Free some space, or write output_dir=... and run again"
@@ -127,6 +129,17 @@ def newest(parent: Path, log: Callable[[str], None]) -> Checkpoint | None:
     if present:
         raise CheckpointError(f"every checkpoint in {parent} is broken; remove that folder to start anew")
     return None
+
+
+def require_continuing(checkpoint: Checkpoint, recipe: Recipe, source: GlobalBatchSource) -> None:
+    """Raise CheckpointError where a run is longer than the recipe says, or its data was another."""
+    if checkpoint.step > recipe.max_steps:
+        field = length_field(recipe)
+        raise CheckpointError(f"{field}: this run has already taken {checkpoint.step} steps, more than "
+                              f"{recipe.max_steps}; write a larger {field}, or another output_dir")
+    if checkpoint.loop.get("data") != data_signature(source):
+        raise CheckpointError("data: it is not what it was when this run began (its first global batch or its "
+                              "number of batches differs); bring it back, or write another output_dir")
 
 
 def data_signature(source: GlobalBatchSource) -> list[int]:

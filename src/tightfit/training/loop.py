@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.backends.base import GlobalBatchSource, Step, StepResult
 from tightfit.backends.world import ALONE, World
-from tightfit.errors import CheckpointError, OutOfMemory, forget_frames
+from tightfit.errors import OutOfMemory, forget_frames
 from tightfit.metrics import evaluation_metrics, metrics_of, metrics_text
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, GlobalBatch
@@ -21,12 +21,13 @@ from tightfit.training.data_workers import DataWorkers
 from tightfit.training.listeners import Listener
 from tightfit.training.metrics_log import MetricsLog
 from tightfit.training.run_folder import RunFolder
-from tightfit.training.schedule import learning_rate, length_field
+from tightfit.training.schedule import learning_rate
 from tightfit.training.state import (
     DispatchedStep,
     FiniteCheck,
     Interval,
     OutOfMemoryInLoop,
+    SaveTimer,
     TrainerState,
     not_finite,
 )
@@ -60,20 +61,14 @@ class TrainingLoop:
     state: TrainerState = field(default_factory=TrainerState, init=False)
     _interval: Interval = field(default_factory=Interval, init=False)
     _saved_at: int | None = field(default=None, init=False)
-    _evaluated_at: int | None = field(default=None, init=False)
+    _timer: SaveTimer = field(default_factory=SaveTimer, init=False)
     _finite: FiniteCheck = field(default_factory=FiniteCheck, init=False)
     _unlabelled: bool = field(default=False, init=False)
     best: Best | None = field(default=None, init=False)
 
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError where the data is another."""
-        if checkpoint.step > self.recipe.max_steps:
-            field = length_field(self.recipe)
-            raise CheckpointError(f"{field}: this run has already taken {checkpoint.step} steps, more than "
-                                  f"{self.recipe.max_steps}; write a larger {field}, or another output_dir")
-        if checkpoint.loop.get("data") != checkpoints.data_signature(self.source):
-            raise CheckpointError("data: it is not what it was when this run began (its first global batch or its "
-                                  "number of batches differs); bring it back, or write another output_dir")
+        checkpoints.require_continuing(checkpoint, self.recipe, self.source)
         self.step.load(checkpoint.folder, checkpoint.meta)
         self.state.step = self.state.first_step = self._saved_at = checkpoint.step
         self._interval = Interval(**checkpoint.loop["interval"])
@@ -93,7 +88,7 @@ class TrainingLoop:
             global_batches = self.step.global_batches(self.source, state.step, recipe.max_steps)
             self._remember(*self.world.broadcast_from_rank0(lambda: (
                 self.log.evaluations if self.log else (), checkpoints.steps(self.folder.checkpoints))))
-            if self._ends_at(state.step, recipe.eval_steps) and self._evaluated_at != state.step:
+            if self._ends_at(state.step, recipe.eval_steps) and state.eval_step != state.step:
                 self.evaluate()  # which an end of the process came before
             self._restart_clock()
             while state.step < recipe.max_steps and not (state.early_stopped or self._asked_to_stop(stop)):
@@ -122,7 +117,7 @@ class TrainingLoop:
             if not state.early_stopped and (asked := self._asked_to_stop(stop)):
                 state.stopped_by = signal.Signals(asked).name
             self.save()
-            if state.stopped_by is None and self._evaluated_at != state.step:
+            if state.stopped_by is None and state.eval_step != state.step:
                 self.evaluate()
         self.listener.finished()
         return state
@@ -155,7 +150,7 @@ class TrainingLoop:
     def _remember(self, evaluations: Sequence[dict[str, Any]], kept: Collection[int]) -> None:
         """Take up the evaluations that this run made before it went on here. kept: steps that have checkpoints."""
         for line in evaluations[-1:]:
-            self._evaluated_at, self.state.evaluation = line["step"], metrics_of(line)
+            self.state.eval_step, self.state.evaluation = line["step"], metrics_of(line)
         if self.recipe.best_metric is not None:
             from tightfit.training.best_checkpoint import Best  # for runs that compare evaluations
 
@@ -163,8 +158,12 @@ class TrainingLoop:
             self._follow_best()
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
-        """The signal that a process of the run was sent, perhaps another one; 0 for none."""
-        return int(self.world.all_reduce_max(stop.signal or 0))
+        """The signal that a process of the run was sent, perhaps another one; 0 for none. Without one, the next step is
+        saved where it is time in any of them."""
+        is_time = self.recipe.save_steps == "auto" and self._timer.is_over()
+        asked = self.world.all_reduce_max(stop.signal or 0.5 * is_time)
+        self._timer.due = asked == 0.5  # less than any signal's number
+        return int(asked)
 
     def _dispatch(self, global_batches: Iterator[Any]) -> DispatchedStep:
         state, profile = self.state, self.profile
@@ -227,11 +226,14 @@ class TrainingLoop:
             })
 
     def _pauses_at(self, step: int) -> bool:
-        return self._ends_at(step, self.recipe.eval_steps) or self._ends_at(step, self.recipe.save_steps)
+        return self._saves_at(step) or self._ends_at(step, self.recipe.eval_steps)
+
+    def _saves_at(self, step: int) -> bool:
+        return self._timer.due or self._ends_at(step, self.recipe.save_steps)
 
     def _pause(self, step: int) -> None:
         """Save and evaluate where they are due, off the clock; saving first, for nothing may be lost to the other."""
-        if self._ends_at(step, self.recipe.save_steps):
+        if self._saves_at(step):
             self.save()
         if self._ends_at(step, self.recipe.eval_steps):
             self.evaluate()
@@ -239,8 +241,9 @@ class TrainingLoop:
 
     def _ends_at(self, step: int, every: float | str | None) -> bool:
         """Whether so many steps, such a share of all, or an epoch end with this step."""
-        steps = len(self.source) if isinstance(every, str) else self.recipe.in_steps(every or 0)
-        return steps > 0 and step > 0 and step % steps == 0
+        if not every or every == "auto" or step == 0:
+            return False
+        return step % (len(self.source) if isinstance(every, str) else self.recipe.in_steps(every)) == 0
 
     def evaluate(self) -> None:
         """The metrics of the held-out samples, written down; nothing where nothing is held out."""
@@ -250,8 +253,7 @@ class TrainingLoop:
         if found.loss.count == 0:
             self.listener.message(f"nothing is evaluated: every label of the held-out samples is {IGNORE}")
             return
-        self._evaluated_at = self.state.step
-        self.state.evaluation = evaluation_metrics(found)
+        self.state.eval_step, self.state.evaluation = self.state.step, evaluation_metrics(found)
         if self.log is not None:
             self.log.write({"step": self.state.step, **self.state.evaluation})
         self.listener.message(f"step {self.state.step}: held-out {metrics_text(self.state.evaluation)}")
@@ -262,8 +264,7 @@ class TrainingLoop:
 
     def _follow_best(self) -> None:
         """Note the best evaluation, and end the run where as many were no better as the recipe waits for."""
-        best = self.best
-        if best is None:
+        if (best := self.best) is None:
             return
         self.state.best_step, self.state.best_metrics = best.step, best.metrics
         if best.is_out_of_patience and self.state.step < self.recipe.max_steps:
@@ -282,8 +283,8 @@ class TrainingLoop:
             return
         if not self.step.is_finite():
             raise not_finite(f"the weights of step {step} are not finite; they were not saved", self.recipe)
-        seen = self._interval
-        loop = {"interval": seen.kept(), "tokens_seen": self.state.tokens_seen,
+        began = time.perf_counter()
+        loop = {"interval": self._interval.kept(), "tokens_seen": self.state.tokens_seen,
                 "data": checkpoints.data_signature(self.source)}
         if self.world.rank:
             self.step.save(self.folder.checkpoints)
@@ -292,6 +293,7 @@ class TrainingLoop:
             checkpoints.save(self.folder.checkpoints, step, self.step.save, loop)
             self._prune()
         self._saved_at = step
+        self._timer.restart(time.perf_counter() - began)
 
     def _prune(self) -> None:
         if self.world.rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,6 +15,8 @@ from tightfit.recipe import Recipe
 
 SKIPS_IN_A_ROW = 50
 """So many steps skipped by loss scaling, one after the other, mean that it will not recover."""
+SAVE_SECONDS, SAVE_SHARE = 900.0, 0.05
+"""Seconds between checkpoints that are saved by time, and the share of it that saving takes at most."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class TrainerState:
     process's; seconds count steps and waiting for data, while evaluation, saving, compiling and a profiled step are
     left out; so are that step's samples and tokens.
 
-    evaluation: the last one's metrics. best_step, best_metrics: of the best one that has a checkpoint, where they are
-    compared.
+    evaluation: the last one's metrics, and eval_step the step that it was of. best_step, best_metrics: of the best one
+    that has a checkpoint, where they are compared.
     """
 
     step: int = 0
@@ -50,6 +53,7 @@ class TrainerState:
     metrics: dict[str, Metric] = field(default_factory=dict)
     tokens_seen: int = 0
     evaluation: dict[str, Any] = field(default_factory=dict)
+    eval_step: int | None = None
     best_step: int | None = None
     best_metrics: dict[str, Any] = field(default_factory=dict)
     stopped_by: str | None = None
@@ -66,6 +70,22 @@ class OutOfMemoryInLoop(OutOfMemory):
     step: int
     state: TrainerState | None = None
     held: Mapping[str, int] = MappingProxyType({})
+
+
+class SaveTimer:
+    """The time of the next checkpoint where the recipe leaves it open: a quarter of an hour after the last one, or
+    later, where saving would take more than a twentieth of the time. due: whether it is the step's at hand."""
+
+    def __init__(self) -> None:
+        self.due = False
+        self.restart()
+
+    def restart(self, took: float = 0.0) -> None:
+        """Begin to wait anew. took: seconds that the last checkpoint took."""
+        self._at = time.monotonic() + max(SAVE_SECONDS, took / SAVE_SHARE)
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._at
 
 
 @dataclass

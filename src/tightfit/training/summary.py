@@ -1,5 +1,5 @@
-"""A run's beginning in a line, and its summary: its figures, as `summary.json` holds them and as a person reads them,
-and a sample of what the model writes."""
+"""A run's beginning in two lines, and its summary: its figures, as `summary.json` holds them and as a person reads
+them, and a sample of what the model writes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import ConfigDict, TypeAdapter
 
+from tightfit.data.samples import Packed
 from tightfit.errors import DataError, OutOfMemory
 from tightfit.metrics import metrics_text
 from tightfit.models import resolve_source
-from tightfit.recipe import Recipe
+from tightfit.recipe import CHOICES, Recipe
+from tightfit.recipe.words import field_text
 from tightfit.tasks import get_task
+from tightfit.techniques import VARIANTS
 from tightfit.text import counted, percent, size
 from tightfit.training.run_folder import SUMMARY, finite
+from tightfit.training.state import SAVE_SECONDS
 
 if TYPE_CHECKING:
     from tightfit.backends.base import Step
@@ -48,6 +52,7 @@ class Summary:
         the mean. inexact: those of them that hang on how the global batch was split.
     experts_functions: the functions that computed experts.
     stopped_by: the signal that ended the run early; None where it ran to its last step.
+    eval_step: the step that the metrics named eval_ are of.
     early_stopped: whether it ended because evaluations were no longer better. best_step: the step of the best one
         whose checkpoint is there, where they were compared.
     """
@@ -73,6 +78,7 @@ class Summary:
     eval_perplexity: float | None = None
     eval_accuracy: float | None = None
     eval_f1: float | None = None
+    eval_step: int | None = None
     unigram_loss: float | None = None
     attention_kernels: tuple[str, ...] = ()
     experts_functions: tuple[str, ...] = ()
@@ -138,7 +144,8 @@ class Summary:
             found = metrics_text(asdict(self))
             if self.unigram_loss is not None:
                 found += f"; unigram baseline {self.unigram_loss:.4f}"
-            rows.append(("held-out", found))
+            earlier = self.eval_step not in (None, self.steps)
+            rows.append((f"held-out at step {self.eval_step}" if earlier else "held-out", found))
         if self.best_step is not None:
             rows.append(("best evaluation", f"at step {self.best_step}, whose checkpoint is kept"))
         return rows
@@ -186,12 +193,16 @@ def summarize(
         early_stopped=state.early_stopped,
         best_step=state.best_step,
         losses=tuple(state.losses),
+        eval_step=state.eval_step,
         **state.evaluation,
     )
 
 
-def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, named: bool, read: bool) -> str:
-    """One line on what is about to be trained. named, read: whether the recipe names the model, and the data."""
+def beginning(
+    recipe: Recipe, step: Step, data: Prepared, global_batches: int, named: bool, read: bool
+) -> tuple[str, str]:
+    """One line on what is about to be trained, and one on how. named, read: whether the recipe names the model,
+    and the data."""
     weights = ""
     if named and resolve_source(recipe).kind == "bundled":
         weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
@@ -201,9 +212,26 @@ def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int, n
         parts.append(f"{counts.trained:,} are trained ({percent(counts.trained / counts.every)})")
     of_which = f", of which {' and '.join(parts)}{weights and ','}" if parts else ""
     source = recipe.data.source if read else "your rows"
-    return (f"{model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples of "
+    what = (f"{model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples of "
             f"{source}, {global_batches:,} steps an epoch; {counted(recipe.max_steps, 'step')} at learning_rate "
-            f"{recipe.learning_rate:g}, micro_batch_size {recipe.micro_batch_size}")
+            f"{recipe.learning_rate:g}")
+    rows = "packed" if isinstance(data.train, Packed) else "padded"
+    length = "" if get_task(recipe.task).reads == "images" else f"seq_len={recipe.seq_len} ({rows} rows) "
+    fields = ("batch_size", "micro_batch_size", *(
+        slot for slot, variants in VARIANTS.items() if slot in CHOICES or getattr(recipe, slot).name != variants[0].name
+    ))  # fmt: skip
+    return what, (f"with {length}{' '.join(field_text(field, getattr(recipe, field)) for field in fields)}; "
+                  f"{_saving(recipe)}")
+
+
+def _saving(recipe: Recipe) -> str:
+    """The times at which a run is saved, in words."""
+    every = recipe.save_steps
+    if every is None:
+        return "saved at the end or when stopped"
+    if isinstance(every, str):
+        return "saved after each epoch" if every == "epoch" else f"saved every {SAVE_SECONDS / 60:.0f} minutes"
+    return f"saved every {counted(recipe.in_steps(every), 'step')}"
 
 
 def sample_text(recipe: Recipe, step: Step, data: Prepared, log: Callable[[str], None]) -> str | None:

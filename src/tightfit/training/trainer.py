@@ -200,8 +200,8 @@ class Trainer:
         for note in (*data.notes, *build.notes):
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
-        self.listener.message(beginning(recipe, step, data, len(source), self.module is None,
-                                        self.dataset is None))
+        for line in beginning(recipe, step, data, len(source), self.module is None, self.dataset is None):
+            self.listener.message(line)
         before = folder.saved_recipe()
         if world.rank == 0:
             folder.write_recipe(recipe)

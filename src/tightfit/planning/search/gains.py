@@ -15,8 +15,9 @@ from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.space import sizes_to_try
-from tightfit.planning.search.wording import choices_text, field_text
+from tightfit.planning.search.wording import choices_text
 from tightfit.recipe import Recipe
+from tightfit.recipe.words import field_text
 from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS
 from tightfit.text import size

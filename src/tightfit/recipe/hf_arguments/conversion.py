@@ -96,7 +96,7 @@ def training_arguments(recipe: Recipe) -> Arguments:
     saves, evaluates = recipe.save_steps, recipe.eval_steps
     together = (isinstance(saves, int | float) and isinstance(evaluates, int | float)
                 and (saves < 1) == (evaluates < 1) and round(saves / evaluates, 6) % 1 == 0)
-    if recipe.load_best_model_at_end and saves not in (None, evaluates) and not together:
+    if recipe.load_best_model_at_end and saves not in (None, "auto", evaluates) and not together:
         raise RecipeError(f"save_steps: {saves} is no multiple of eval_steps {evaluates}, as the "
                           "Trainer wants it with load_best_model_at_end; write one, or save_steps=null")
     arguments = plain_arguments(recipe)
@@ -170,9 +170,11 @@ def plain_arguments(recipe: Recipe) -> Arguments:
 
 
 def _strategy(what: str, every: float | str | None, otherwise: str) -> Arguments:
-    """The arguments that say how often a run evaluates or saves."""
+    """The arguments that say how often a run evaluates or saves; none where that is by time."""
     if isinstance(every, int | float):
         return {f"{what}_strategy": "steps", f"{what}_steps": every}
+    if every == "auto":
+        return {} if otherwise == "no" else {f"{what}_strategy": otherwise}
     return {f"{what}_strategy": every or otherwise}
 
 
