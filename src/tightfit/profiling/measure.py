@@ -174,6 +174,8 @@ class RunProfile:
         self._tokens = 0
         listener.message(f"predicting a step, to compare step {at} with")
         self._predicted = prediction(backend, recipe, device, module)
+        if "predicted" not in self._predicted:
+            listener.message(f"{self._predicted['notes'][0]}; step {at} is measured all the same")
 
     def begin(self, step: Step, first_step: int, notes: tuple[str, ...] = ()) -> None:
         """The run's step is there, and the run goes on behind `first_step`. notes: of its build."""

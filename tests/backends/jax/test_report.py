@@ -103,4 +103,6 @@ def test_a_profile_is_measured_kept_and_drawn_and_xprof_is_told_where_it_lies(ru
         assert json.load(file)["traceEvents"]
     page = (folder / "report.html").read_text("utf-8")
     assert "layers.attention" in page
+    assert ";transpose(jvp(" not in page
+    assert "This profile is measured only: not predicted: backend: jax" in page
     assert (folder / "profile/plugins/profile/step/local.xplane.pb").stat().st_size

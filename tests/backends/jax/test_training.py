@@ -13,7 +13,7 @@ import pytest
 
 import tightfit
 from tests.backends.jax.cases import TINY, fast_options
-from tests.training.runs import logged_losses, same_weights
+from tests.training.runs import Said, logged_losses, same_weights
 from tightfit.backends.jax.assembly import compiler_options
 from tightfit.errors import CheckpointError, RecipeError, Refused
 from tightfit.profiling import profile as profiles
@@ -67,7 +67,10 @@ def test_a_checkpoint_of_pytorch_is_no_run_to_go_on_from(run):
 
 
 def test_a_step_of_a_run_is_profiled_on_the_way(run, tmp_path):
-    summary = Trainer(recipe={**run, "profile_step": 4, "max_steps": 5, "save_steps": None}).train()
+    said = Said()
+    summary = Trainer(recipe={**run, "profile_step": 4, "max_steps": 5, "save_steps": None}, listener=said).train()
+    assert any(text.startswith("not predicted: backend: jax is planned") and "backend=pytorch" in text
+               for text in said.texts)
     assert summary.steps == 5
     found = profiles.load(tmp_path / "run")
     assert "step 4 of a training run" in found.notes

@@ -102,6 +102,8 @@ def test_names_tell_the_phase_and_the_place_in_the_model(program, kernels):
     assert phase_of("jit(step)/transpose(jvp())/mul") is Phase.BACKWARD
     assert phase_of("jit(step)/jvp()/mul") is Phase.FORWARD
     assert scope("jit(step)/jvp(embed)/add") == "embed"
+    joined = "jit(step)/jvp(layers)/attention/transpose;jit(step)/transpose(jvp(layers))/mlp/dot"
+    assert (scope(joined), phase_of(joined)) == ("layers.attention", Phase.BACKWARD)
     assert program.computations["main"]["weight"].op_name == "state['params']['w']"
 
 

@@ -76,7 +76,7 @@ def predict(recipe: Recipe, device: Device) -> Trace:
     """
     if device.kind == "cpu":
         raise Refused("backend: jax is planned for GPUs alone, since XLA's own figures for a processor mislead; write "
-                      "--gpu with a name, such as rtx-a5000, or name every technique and micro_batch_size")
+                      "backend=pytorch, or for a plan --gpu with a name, such as rtx-a5000")
     trace = _cached(recipe, device)
     trace.untraced = [*untraced(device), *trace.untraced]
     trace.notes = [*trace.notes, *_notes(trace, device)]

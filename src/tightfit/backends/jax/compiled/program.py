@@ -125,9 +125,10 @@ def phase_of(op_name: str) -> Phase:
 
 
 def scope(op_name: str) -> str:
-    """The named scopes of an instruction, dotted, without JAX's own transformations and the operation itself."""
+    """The named scopes of an instruction, dotted, without JAX's own transformations and the operation itself; of
+    several that XLA joined, the first one's."""
     parts = []
-    for part in op_name.split("/")[:-1]:
+    for part in op_name.partition(";")[0].split("/")[:-1]:
         while found := WRAPPED.match(part):
             part = found[1]
         if part and "<locals>" not in part and "->" not in part and not WRAPPERS.match(part):
