@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -63,6 +65,7 @@ def installed(libraries: Iterable[str]) -> dict[str, str]:
     return {name: found for name in libraries if (found := version_of(name)) is not None}
 
 
+CPU_INFO = Path("/proc/cpuinfo")
 UNLIMITED = 1 << 60
 """A limit at or above this is none: the old control groups write a huge number."""
 GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -87,6 +90,14 @@ def cores() -> int:
     except AttributeError:  # no affinity on this system
         own = os.cpu_count() or 1
     return max(1, min([own, *map(math.ceil, _core_limits())]))
+
+
+@cache
+def multiplies_half() -> bool:
+    """Whether PyTorch multiplies numbers of 16 bits on this processor as fast as it should: it wants AVX-512, or Arm's
+    bf16. A system that does not say is taken to have them."""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", read_text(CPU_INFO), re.MULTILINE)
+    return found is None or not {"avx512bw", "bf16"}.isdisjoint(found[1].split())
 
 
 def _core_limits() -> Iterator[float]:

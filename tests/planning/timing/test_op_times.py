@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tests.planning.ops import CPU, GPU, MEASURED, RATE, add, attention, mm
+from tightfit import system
 from tightfit.calibration import BATCH, Curve, Grid
 from tightfit.devices import Device, find_device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
 from tightfit.planning.timing.contractions import Matmul, matmul_of
-from tightfit.planning.timing.op_times import KERNEL_START, lasting_seconds, op_seconds
+from tightfit.planning.timing.op_times import KERNEL_START, NO_HALF_SHARE, lasting_seconds, op_seconds
 from tightfit.planning.timing.rates import LASTING_SHARE, MEMORY_SHARE
 from tightfit.trace import OpClass
 
@@ -24,6 +25,20 @@ def test_an_op_that_memory_binds():
     assert moved == pytest.approx(6e9 / (1e12 * MEMORY_SHARE[8, 0]) + KERNEL_START)
     assert op_seconds(add(kernels=0), GPU) == 0.0
     assert op_seconds(add(kernels=5), GPU) - op_seconds(add(), GPU) == pytest.approx(4 * KERNEL_START)
+
+
+@pytest.mark.parametrize(("flags", "share"), [
+    ("flags\t\t: fpu avx avx2", NO_HALF_SHARE), ("flags : avx2 avx512bw", 1), ("Features : asimd bf16", 1), ("", 1),
+])  # fmt: skip
+def test_a_processor_without_instructions_for_it_multiplies_half_precision_slowly(tmp_path, monkeypatch, flags, share):
+    monkeypatch.setattr(system, "CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\nbogomips : 1\n")
+    system.multiplies_half.cache_clear()
+    try:
+        full, half = (op_seconds(mm(512, 512, 512, dtype=dtype), CPU) for dtype in ("float32", "bfloat16"))
+    finally:
+        system.multiplies_half.cache_clear()
+    assert full / half == pytest.approx(share)
 
 
 def test_one_tile_on_one_multiprocessor():

@@ -13,6 +13,7 @@ cycles that each takes of a multiprocessor. `benchmarks/ops_vs_gpu.py` holds all
 | `SAFE_SOFTMAX` | 3.2 | results/calibration-h100-80gb-hbm3.json |
 | `CACHE_BYTES` | 16 a cycle | what products reach on an L40S whose operands are in the cache |
 | `KERNEL_START` | 2 to 4 microseconds | the same |
+| `NO_HALF_SHARE` | 0.1 | products on such a processor, below |
 | `CPU_MATMUL_RATE`, `CPU_BANDWIDTH` | 50 GFLOP/s a core, 8 GB/s a core up to 4 | a rough default; one core of an AMD EPYC (Zen 4) measured 97 GFLOP/s and 13 to 30 GB/s (PyTorch 2.13) |
 
 Optimizers' kernels, and kernels that a compiler fuses, have no public recordings: `FUSED_SHARE` of the bandwidth is
@@ -32,6 +33,7 @@ from tightfit.planning.timing.contractions import PLAIN_PROLOGUE, Matmul
 from tightfit.planning.timing.link import copy_rate
 from tightfit.planning.timing.network import collective_seconds
 from tightfit.planning.timing.rates import cycles_a_second, lasting_share, matmul_rate, memory_share, on_tensor_cores
+from tightfit.system import multiplies_half
 from tightfit.trace import COPIES, FUSED_PREFIX, PAGEABLE, Op, OpClass, Stream
 
 FULL_CLOCK_SHARE = 0.85
@@ -72,6 +74,10 @@ KERNEL_START, STRIDED_START = 2e-6, 3e-6
 CLASS_START = {OpClass.CONTRACTION: 2.3e-6, OpClass.NORMALIZATION: 4e-6}
 """Seconds of a kernel's start and end, of some kinds more."""
 CPU_MATMUL_RATE, CPU_BANDWIDTH, CPU_BANDWIDTH_CORES = 50e9, 8e9, 4
+HALF_FORMATS, NO_HALF_SHARE = ("bfloat16", "float16"), 0.1
+"""Speed of products of 16 bits beside fp32's on a processor without instructions that PyTorch computes them with. One
+core of an AMD EPYC without AVX-512 (PyTorch 2.13) takes 7 to 10 times as long for a linear layer's, and 82 times as
+long for one of 1024 x 1024 x 1024; attention no longer."""
 FUSED = (FUSED_PREFIX, "aten._foreach_", "aten._fused_ad", "aten._fused_sgd", "aten._amp_")
 """Prefixes of the names of a compiler's and of optimizers' kernels."""
 
@@ -193,9 +199,11 @@ def _start(op: Op) -> float:
 
 
 def _on_cpu(op: Op, cores: int) -> float:
-    """A rough guess for a processor of which nothing was measured but its number of cores, the same for every format:
-    some multiply half precision faster than fp32, some far slower."""
+    """A rough guess for a processor of which nothing was measured but its number of cores, the same for every format
+    that it multiplies."""
     rate = cores * CPU_MATMUL_RATE
+    if op.flops and op.dtype in HALF_FORMATS and not attention_length(op) and not multiplies_half():
+        rate *= NO_HALF_SHARE
     bandwidth = min(cores, CPU_BANDWIDTH_CORES) * CPU_BANDWIDTH
     return max(op.flops / rate, (op.bytes_read + op.bytes_written) / bandwidth)
 
