@@ -92,6 +92,13 @@ def test_a_decoder_that_starts_with_the_end_of_its_target(tmp_path: Path) -> Non
     assert batch.inputs["decoder_input_ids"].tolist() == expected.tolist() == [[99, 6, 7, 2], [98, 8, 9, 2]]
 
 
+def test_labels_that_are_shifted_already_are_refused(tmp_path: Path) -> None:
+    for labels in ([6, 7, 8, 9], [IGNORE, 7, 8, IGNORE]):
+        with pytest.raises(DataError, match=r"row 0 has the next tokens as its labels, .* write labels=input_ids"):
+            batch_of([{"input_ids": [5, 6, 7, 8], "labels": labels}], tmp_path)
+    assert batch_of([{"input_ids": [5, 5, 5], "labels": [5, 5, 5]}], tmp_path).labels.tolist() == [[5, 5, IGNORE]]
+
+
 @pytest.mark.parametrize("name", ["position_ids", "completion_mask", "decoder_input_ids", "loss_mask", "weight"])
 def test_what_other_trainers_would_read_is_refused(tmp_path: Path, name: str) -> None:
     rows: list[dict[str, Any]] = [{"input_ids": [5, 6], name: None}, {"input_ids": [5, 6], name: [0, 1], "id": 7}]
