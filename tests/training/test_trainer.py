@@ -72,7 +72,7 @@ def test_a_model_of_ones_own_trains_on_rows(recipe):
 
 
 @pytest.mark.parametrize(("model", "words"), [
-    (nn.Sequential(nn.Embedding(64, 8), nn.Linear(8, 64)), "is called with input_ids by name"),
+    (nn.Sequential(nn.Embedding(64, 8), nn.Linear(8, 64)), r"is called with input_ids by name.*; rename"),
     (Named(logits=10), "gives 10 logits, and the data has the label"),
     (Named(positions=1), "gives logits of shape"),
     (Named(frozen=True), "depend on no parameter"),

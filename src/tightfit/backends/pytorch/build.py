@@ -170,7 +170,7 @@ class Build:
             if "unexpected keyword argument" not in str(error):
                 raise
             raise ModelError(f"model: {type(self.model).__name__} is called with {', '.join(batch.inputs)} by name, "
-                             f"and refuses: {error}") from None
+                             f"and refuses: {error}; rename its argument, or wrap the model") from None
 
     def loss_sum(self, batch: TensorBatch, check: Check | None = None, tally: Tally | None = None) -> Tensor:
         """A micro-batch's summed loss, a scalar. check: sees the model's outputs before the loss is made of them.
