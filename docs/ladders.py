@@ -74,6 +74,7 @@ def ladder_page() -> Iterator[str | records.Table]:
            "tightfit ladder bert-large --scale reduced        # minutes on a processor\n"
            "tightfit ladder bert-large --gpu 24GB             # predicted at full size for a card of that size\n"
            "tightfit ladder mine.yaml                         # each technique that your recipe leaves open\n"
+           "tightfit ladder mine.yaml --list                  # their names alone; a field that you pin makes none\n"
            "```")
     yield ("It prints a table, and writes `results.jsonl` and a page that opens offline: time and memory as bars, "
            "throughput against memory with its Pareto front, the features' factors, what did not run and why. "

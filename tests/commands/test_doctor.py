@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tightfit.doctor.checks import checks
 from tightfit.doctor.readings import Readings
 from tightfit.doctor.report import show
 from tightfit.errors import RecipeError
+from tightfit.system import cores
 
 
 @pytest.fixture
@@ -94,4 +96,9 @@ def test_calibration_can_be_json(tmp_path, monkeypatch):
     calibration = Calibration(device="CPU", kind="cpu", processor="p", torch="2.13.0", threads=1)
     monkeypatch.setattr(command, "calibrate", lambda device, progress: (calibration, path))
     assert json.loads(CliRunner().invoke(app, ["doctor", "--calibrate", "--json"]).stdout) == {"device": "CPU"}
-    assert "kept in" in CliRunner().invoke(app, ["doctor", "--calibrate"]).stdout
+    for load, warns in ((0.1, False), (90.0, True)):
+        monkeypatch.setattr(command, "psutil", SimpleNamespace(getloadavg=lambda load=load: (load,) * 3,
+                                                               cpu_count=lambda: 4 * cores()))
+        said = CliRunner().invoke(app, ["doctor", "--calibrate"])
+        assert "kept in" in said.stdout
+        assert ("something else keeps the machine busy (load 90.0" in said.stderr) == warns

@@ -77,6 +77,13 @@ def test_a_ladder_is_shown_and_drawn(
     assert all(job.recipe.get("output_dir") is None for job in made.jobs)
 
 
+def test_rungs_are_listed_and_what_a_recipe_pins_makes_none(capsys: pytest.CaptureFixture[str]) -> None:
+    pinned = ["precision=fp32", "checkpointing=none", "optimizer=adamw", "attention=sdpa", "compile=off"]
+    assert run_ladder("quickstart", [*pinned, "loss=auto", "micro_batch_size=4"], listed=True) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "plain", "loss chunked", "loss liger", "combined, as the plan chooses"]  # fmt: skip
+
+
 @pytest.mark.parametrize("number", STOPPING)
 def test_a_ladder_that_is_stopped_says_where_it_is_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +15,7 @@ from tightfit.doctor.calibrate import calibrate, calibration_rows
 from tightfit.doctor.checks import checks, problems
 from tightfit.doctor.machine import gather
 from tightfit.doctor.report import as_dict, show
+from tightfit.system import cores
 
 
 def run_doctor(as_json: bool = False, disk: bool = True) -> int:
@@ -36,6 +38,10 @@ def run_calibration(device: str, as_json: bool = False) -> None:
 
     as_json: print the record that is kept instead of the table.
     """
+    load, processors = psutil.getloadavg()[0], psutil.cpu_count() or 1
+    if processors - load < 0.75 * cores():
+        Console(stderr=True).print(f"warning: something else keeps the machine busy (load {load:.1f} on {processors} "
+                                   "processors), which shows in every figure: end it, and calibrate again")
     with SearchProgress(Console(stderr=True), "measuring", "percent") as progress:
         calibration, path = calibrate(device, lambda what, share: progress(round(100 * share), 100, f"now {what}"))
     if as_json:

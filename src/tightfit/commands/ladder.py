@@ -25,7 +25,7 @@ FOLDER, OUTPUT, PAGE = "ladders", "output_dir", "ladder.html"
 def run_ladder(
     name: str, overrides: Sequence[str] = (), *, gpu: str | None = None, gpu_memory: str | None = None,
     peers: Sequence[str] = (), scale: str | None = None, steps: int | None = None, limit: float | None = None,
-    picture: Path | None = None, fresh: bool = False,
+    picture: Path | None = None, listed: bool = False, fresh: bool = False,
 ) -> int:  # fmt: skip
     """Run a ladder of that name, or of a recipe; show it, draw it, and return an exit status: 1 where no rung came to
     figures, 0 otherwise. One that is stopped by Ctrl-C is shown and drawn as far as it came.
@@ -34,12 +34,15 @@ def run_ladder(
     its name or a size such as `24GB`. gpu_memory: a size such as `24GB` that this machine's GPU is cut down to.
     peers: whose loops run the same rungs. scale: full, reduced or smallest; by default full where the rungs run on
     a GPU, and reduced elsewhere. limit: seconds for one rung, ten minutes by default. picture: where a PNG of it
-    goes. fresh: whether rungs that have a row are run anew. Raises TightfitError for bad input, and Refused after
-    printing where every rung was refused.
+    goes. listed: whether to name the rungs and run none. fresh: whether rungs that have a row are run anew. Raises
+    TightfitError for bad input, and Refused after printing where every rung was refused.
     """
     fields = [word for word in overrides if word.partition("=")[0] != OUTPUT]
     given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == OUTPUT]
     ladder, fields = _ladder(name, fields)
+    if listed:
+        print(*(rung.name for rung in ladder.rungs), sep="\n")
+        return 0
     chosen = _scale(scale, ladder)
     for peer in peers:
         if peer not in PEERS:
