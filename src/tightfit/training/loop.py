@@ -43,8 +43,7 @@ class TrainingLoop:
     """Runs a step over global batches until `recipe.max_steps`, or until asked to stop.
 
     Where a step's figures are still on their way, they are read after the next one was dispatched, so that a device
-    never waits for the host. log: of the first process. mfu: of so many tokens a second. workers: while their
-    number is open.
+    never waits for the host. log: of the first process. mfu: of so many tokens a second. workers: while they may rise.
     """
 
     recipe: Recipe
