@@ -40,3 +40,12 @@ def test_a_plan_says_how_long_a_run_takes_and_what_it_costs():
     assert "10.0 days" in str(replace(plan, tokens=24 * 360_000_000).whole_run)
     assert "60.0 minutes" in str(replace(plan, tokens=36_000_000).whole_run)
     assert "whole_run" not in replace(plan, tokens=0).to_json()
+
+
+def test_steps_that_a_recipe_was_written_with_are_a_run_too():
+    plan = fitting()
+    time = plan.chosen.estimate.time
+    written = replace(plan, asked=plan.asked.override(max_steps=7200))
+    assert written.whole_run.hours == pytest.approx(2 * time.step_seconds)
+    assert written.whole_run.tokens == round(7200 * time.step_seconds * time.throughput)
+    assert replace(plan, asked=written.asked.override(num_train_epochs=2)).whole_run is None

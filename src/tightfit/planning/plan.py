@@ -224,8 +224,15 @@ class Plan:
 
     @property
     def whole_run(self) -> WholeRun | None:
-        """The length and cost of a run over `tokens`; None without them, and where nothing fits."""
-        return WholeRun.of(self.chosen.estimate.time, self.tokens, self.price) if self.tokens and self.chosen else None
+        """The length and cost of a run over `tokens`, or else of as many steps as the recipe was written with; None
+        where neither is said, and where nothing fits."""
+        if self.chosen is None:
+            return None
+        asked, time = self.asked, self.chosen.estimate.time
+        steps = asked.max_steps if asked.mode == "train" and asked.num_train_epochs is None else 0
+        written = steps if steps != Recipe.model_fields["max_steps"].default else 0
+        tokens = self.tokens or round(written * time.step_seconds * time.throughput)
+        return WholeRun.of(time, tokens, self.price) if tokens else None
 
     @property
     def reasons(self) -> list[str]:
