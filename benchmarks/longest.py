@@ -38,7 +38,7 @@ def row(gpu: str, trained: str, fields: dict[str, Any], checkpointing: str) -> d
                                "checkpointing": checkpointing, **fields})
     evaluator = InProcess(standard_tools(backend))
     found, most = find_largest("seq_len", candidates(recipe, "seq_len", backend.model_size), device, evaluator)
-    (best,) = evaluator([(Space(found, device).least_memory_recipe, device)])
+    (best,) = evaluator([(Space(found, device).least_memory_recipe(), device)])
     assert isinstance(best, Evaluated), best
     memory = best.estimate.memory
     return {

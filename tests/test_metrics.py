@@ -20,7 +20,8 @@ CLASSES = Evaluation(loss=Total(4.0, 4), correct=2, by_class=np.array([[1, 1, 0]
 
 def test_every_metric_is_a_choice_of_the_recipe_a_field_of_the_summary_and_on_the_page():
     assert get_args(MetricName) == tuple(METRICS)
-    assert [field.name for field in fields(Summary) if field.name.startswith("eval_")] == [f"eval_{n}" for n in METRICS]
+    assert [field.name for field in fields(Summary) if field.name.startswith("eval_")] == [
+        *(f"eval_{name}" for name in METRICS), "eval_step"]
     page = (Path(__file__).parents[1] / "docs" / "data.md").read_text("utf-8")
     assert all(f"| `eval_{name}` |" in page for name in METRICS)
 

@@ -101,7 +101,7 @@ def own_eos_token(name: str) -> str | None:
         path = Path(found) if isinstance(found := try_to_load_from_cache(name, path.name), str) else path
     try:
         token = json.loads(path.read_text("utf-8"))["eos_token"]
-        return str(token["content"] if isinstance(token, dict) else token)
+        return None if token is None else str(token["content"] if isinstance(token, dict) else token)
     except (OSError, ValueError, LookupError, TypeError):  # not there, not JSON, or without one
         return None
 

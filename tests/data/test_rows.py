@@ -94,7 +94,7 @@ def test_a_decoder_that_starts_with_the_end_of_its_target(tmp_path: Path) -> Non
 
 def test_labels_that_are_shifted_already_are_refused(tmp_path: Path) -> None:
     for labels in ([6, 7, 8, 9], [IGNORE, 7, 8, IGNORE]):
-        with pytest.raises(DataError, match=r"row 0 has the next tokens as its labels, .* write labels=input_ids"):
+        with pytest.raises(DataError, match=r"row 0 has the next tokens as its labels, .* remove labels to learn"):
             batch_of([{"input_ids": [5, 6, 7, 8], "labels": labels}], tmp_path)
     assert batch_of([{"input_ids": [5, 5, 5], "labels": [5, 5, 5]}], tmp_path).labels.tolist() == [[5, 5, IGNORE]]
 

@@ -47,6 +47,7 @@ def test_a_gpu_recipe_is_planned_and_keeps_its_pins(tiny, told):
     ({"trainable": "lora"}, "bf16"), ({"trainable": "lora", "precision": "fp32"}, "as-is"),
     ({"trainable": "lora", "precision": "bf16-pure"}, "as-is"), ({"trainable": "lora", "base": "nf4"}, "nf4"),
     ({"trainable": {"name": "layers", "names": ["ln_f"]}}, "as-is"), ({}, "as-is"),
+    ({"trainable": "lora", "mode": "inference"}, "as-is"),
 ])
 def test_frozen_weights_are_in_bf16_beside_adapters_that_compute_in_it(fields, held):
     assert resolve(Recipe.from_dict({"model": "gpt2", **fields}), RTX_4090.device).base.name == held

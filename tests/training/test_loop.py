@@ -209,9 +209,11 @@ def test_a_run_that_says_nothing_of_it_saves_by_time_and_the_less_the_longer_tha
     assert step.asked == ["save 4", "save 8", "save 9", "evaluate"]  # the first step that begins after 15 minutes
     timer = SaveTimer()
     timer.restart(took=60.0)
-    for then, is_over in ((1199, False), (1200, True)):
+    for then, rank, sent, due in ((1199, 0, 0, False), (1200, 0, 0, True), (1200, 1, 0, False), (1200, 0, 15, False)):
         monkeypatch.setattr("tightfit.training.state.time", SimpleNamespace(monotonic=lambda then=then: now + then))
-        assert timer.is_over() == is_over
+        world = SimpleNamespace(rank=rank, all_reduce_max=lambda number: number)
+        assert (timer.agree(world, sent, by_time=True), timer.due) == (sent, due)
+        assert (timer.agree(world, sent, by_time=False), timer.due) == (sent, False)
 
 
 def test_epochs_are_of_as_many_steps_as_the_data_has_global_batches_and_a_resumed_run_keeps_them(tmp_path):

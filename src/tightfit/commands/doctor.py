@@ -38,12 +38,12 @@ def run_calibration(device: str, as_json: bool = False) -> None:
 
     as_json: print the record that is kept instead of the table.
     """
-    load, processors = psutil.getloadavg()[0], psutil.cpu_count() or 1
-    if processors - load < 0.75 * cores():
-        Console(stderr=True).print(f"warning: something else keeps the machine busy (load {load:.1f} on {processors} "
-                                   "processors), which shows in every figure: end it, and calibrate again")
+    processors, busy = psutil.cpu_count() or 1, psutil.cpu_percent(interval=1) / 100
     with SearchProgress(Console(stderr=True), "measuring", "percent") as progress:
         calibration, path = calibrate(device, lambda what, share: progress(round(100 * share), 100, f"now {what}"))
+    if processors * (1 - busy) < 0.75 * cores():
+        Console(stderr=True).print(f"warning: something else keeps the machine busy ({busy:.0%} of {processors} "
+                                   "processors), which shows in every figure: end it, and calibrate again")
     if as_json:
         print(path.read_text("utf-8"))
         return

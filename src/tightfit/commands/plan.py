@@ -167,7 +167,7 @@ def _compare(
     """Print a comparison. devices: by their names; all of the catalogue where there are none."""
     tokens, prices = options.count_of_tokens, parse_prices(options.prices)
     if devices and (others := prices.keys() - devices.keys()):
-        raise RecipeError(f"price: {', '.join(sorted(others))} not among the GPUs compared; write --gpu with it too, "
+        raise RecipeError(f"price: {', '.join(sorted(others))} not among the GPUs compared; name it in --gpu too, "
                           "or leave its price out")
     compared = partial(compare_gpus, recipe_on, list(devices.values()))
     found, from_cache = _cached(Comparison, key, compared, "GPUs")

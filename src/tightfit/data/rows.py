@@ -129,7 +129,8 @@ class RowExamples:
         here, behind, found = ids[:-1][counts], ids[1:][counts], labels[:-1][counts]
         if np.array_equal(found, behind) and not np.array_equal(found, here):
             raise self._wrong(index, "has the next tokens as its labels, and labels are shifted here: each place would "
-                              "learn the token after the next; remove them, or write labels=input_ids")
+                              f"learn the token after the next; write each place's own token, {IGNORE} where nothing "
+                              "is learned, or remove labels to learn every token")
 
     def tokens(self, index: int) -> int:
         """The tokens of a row that are not hidden, or of its target where those are more."""

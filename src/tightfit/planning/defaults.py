@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from tightfit.devices import Device
 from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS, VARIANTS, default_for_slot
+from tightfit.techniques import SLOTS, VARIANTS, default_for_slot, is_searched
 
 MICRO_BATCH_TOKENS = {"cuda": 16_384, "cpu": 4_096}
 WORKERS = {"cuda": 2, "cpu": 0}
@@ -26,8 +26,8 @@ def resolve(recipe: Recipe, device: Device) -> Recipe:
     """The recipe with every `auto` replaced; what a person pinned stays."""
     micro = default_micro_batch(recipe, device) if recipe.micro_batch_size == "auto" else recipe.micro_batch_size
     open_slots = [slot for slot in SLOTS if getattr(recipe, slot) == "auto"]
-    for slot in sorted(open_slots, key=lambda slot: not any(variant.auto_on for variant in SLOTS[slot])):
-        recipe = recipe.model_copy(update={slot: default_for_slot(recipe, device, slot)})  # what follows others, last
+    for slot in sorted(open_slots, key=is_searched, reverse=True):  # what follows others comes last
+        recipe = recipe.model_copy(update={slot: default_for_slot(recipe, device, slot)})
     return fill_rest(recipe.model_copy(update={"micro_batch_size": micro}), device)
 
 

@@ -81,6 +81,11 @@ def default_for_slot(recipe: Recipe, device: Device, slot: str) -> Technique:
     return next((setting for setting in named if setting is not None), None) or SLOTS[slot][0]()
 
 
+def is_searched(slot: str) -> bool:
+    """Whether a search decides a slot that says `auto`, on some backend; where none does, it follows the others."""
+    return any(variant.auto_on for variant in VARIANTS[slot])
+
+
 class TechniqueFacts:
     """Facts of the techniques that a recipe names; of a choice that is still `auto` none is known: each is false."""
 
@@ -135,7 +140,7 @@ class TechniqueFacts:
 
     @property
     def frozen_base(self) -> Base:
-        """How it holds weights that are not trained."""
+        """The format of weights that are not trained; as-is while that is open."""
         return AsIs() if self.base == "auto" else self.base
 
     @property

@@ -28,6 +28,9 @@ class Base(Technique):
         """Bytes of a frozen weight."""
         return self.bytes_held or (4 if self.format(recipe) == "float32" else 2)
 
+    def opened(self) -> Self:
+        return self
+
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
         if recipe.mode == "inference":
@@ -67,7 +70,7 @@ class Bf16Base(Base):
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
         precision = recipe.precision
         in_bf16 = precision != "auto" and precision.activations_in == "bfloat16" and recipe.weight_rounding is None
-        return cls() if recipe.trainable.adapts and in_bf16 else None
+        return cls() if recipe.mode == "train" and recipe.trainable.adapts and in_bf16 else None
 
     def format(self, recipe: Recipe) -> str:
         return "bfloat16"

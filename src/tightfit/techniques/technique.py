@@ -134,7 +134,7 @@ class Technique:
         return False
 
     def opened(self) -> Self | Literal["auto"]:
-        """What stands in its slot where a search may choose, and results are to stay as they are."""
+        """The value of its slot where a search may choose and results are to stay as they are."""
         return self if self.numerics_change else "auto"
 
     def resolved(self) -> Self:

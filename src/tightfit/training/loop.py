@@ -43,7 +43,8 @@ class TrainingLoop:
     """Runs a step over global batches until `recipe.max_steps`, or until asked to stop.
 
     Where a step's figures are still on their way, they are read after the next one was dispatched, so that a device
-    never waits for the host. log: of the first process. mfu: of so many tokens a second. workers: while they may rise.
+    never waits for the host. log: of the first process. mfu: that of so many tokens a second. workers: data
+    workers, where their number is open.
     """
 
     recipe: Recipe
@@ -157,12 +158,8 @@ class TrainingLoop:
             self._follow_best()
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
-        """The signal that a process of the run was sent, perhaps another one; 0 for none. Without one, the next step is
-        saved where it is time in any of them."""
-        is_time = self.recipe.save_steps == "auto" and self._timer.is_over()
-        asked = self.world.all_reduce_max(stop.signal or 0.5 * is_time)
-        self._timer.due = asked == 0.5  # less than any signal's number
-        return int(asked)
+        """The signal that a process of the run was sent, perhaps another one; 0 for none."""
+        return self._timer.agree(self.world, stop.signal or 0, by_time=self.recipe.save_steps == "auto")
 
     def _dispatch(self, global_batches: Iterator[Any]) -> DispatchedStep:
         state, profile = self.state, self.profile

@@ -10,11 +10,14 @@ from types import MappingProxyType
 from typing import Any
 
 from tightfit.backends.base import Metric, PendingResult, StepResult
+from tightfit.backends.world import World
 from tightfit.errors import NonFiniteLoss, OutOfMemory
 from tightfit.recipe import Recipe
 
 SKIPS_IN_A_ROW = 50
 """So many steps skipped by loss scaling, one after the other, mean that it will not recover."""
+SAVE = 0.5
+"""The number by which the first process tells the others that it is time to save: below every signal's."""
 SAVE_SECONDS, SAVE_SHARE = 900.0, 0.05
 """Seconds between checkpoints that are saved by time, and the share of it that saving takes at most."""
 
@@ -84,8 +87,13 @@ class SaveTimer:
         """Begin to wait anew. took: seconds that the last checkpoint took."""
         self._at = time.monotonic() + max(SAVE_SECONDS, took / SAVE_SHARE)
 
-    def is_over(self) -> bool:
-        return time.monotonic() >= self._at
+    def agree(self, world: World, signal: int, *, by_time: bool) -> int:
+        """The signal that any process was sent, 0 for none; without one, the next step is due where it is time in the
+        first process, which knows how long saving takes."""
+        is_time = by_time and world.rank == 0 and time.monotonic() >= self._at
+        asked = world.all_reduce_max(signal or (SAVE if is_time else 0))
+        self.due = asked == SAVE
+        return int(asked)
 
 
 @dataclass

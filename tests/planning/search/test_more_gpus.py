@@ -64,14 +64,14 @@ def test_scaling_is_held_to_one_gpu_alone(two):
 
 
 @pytest.mark.parametrize(("batch", "cards", "said"), [
-    (16, 32, "16 get no sample of a global batch of 16: write batch_size=32 or more."),
-    (16, 3, "2 get 5 samples of a global batch of 16 and wait for those with 6: batch_size=18 divides evenly."),
+    (16, 32, "A global batch of 16 leaves 16 of the GPUs without a sample: write batch_size=32 or more."),
+    (16, 3, "A global batch of 16 gives 1 of the GPUs 6 and the others, which wait, 5: batch_size=18 divides evenly."),
     (16, 4, ""),
 ])
 def test_unequal_shares_of_a_global_batch_are_said(batch, cards, said):
     text = planned(Cluster(cards=cards), batch_size=batch, micro_batch_size=1).answers.scaling.text
     assert said in text
-    assert ("of a global batch" in text) == bool(said)
+    assert ("A global batch of" in text) == bool(said)
 
 
 def test_what_does_not_fit_one_gpu_is_divided(two):

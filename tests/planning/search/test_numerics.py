@@ -102,7 +102,7 @@ def test_adapters_need_least_memory_in_16_bits():
     """What the precision adds to a few factors is nothing beside what it saves of the backward pass."""
     for trainable, precision in (("lora", "bf16"), ("all", "fp32")):
         recipe = Recipe.from_dict({"batch_size": 4, "compile": "off", "offload": "none", "trainable": trainable})
-        assert Space(recipe, find_device("rtx-4090")).least_memory_recipe.precision.name == precision
+        assert Space(recipe, find_device("rtx-4090")).least_memory_recipe().precision.name == precision
 
 
 def test_what_does_not_fit_names_adapters_and_takes_none():

@@ -326,7 +326,7 @@ def test_plans_for_the_processor():
 def test_the_lowest_memory_settings_are_found_whatever_others_that_were_traced_take():
     pins = {"batch_size": 16, "loading": {"workers": 2}, **FEWER, "vocab_size": 50_304, "optimizer": "adamw"}
     recipe, device = Recipe.from_dict(pins), gpu(1 << 34)
-    least = Space(recipe, device).least_memory_recipe
+    least = Space(recipe, device).least_memory_recipe()
 
     class Misleading(Toy):
         def predict(self, recipe, device):

@@ -19,7 +19,7 @@ def adapters(exploration: Exploration) -> str:
     if recipe.mode != "train" or recipe.trainable.freezes or not recipe.backend.runs_torch:
         return ""
     whole = space.values["precision"][0]  # fp32 keeps no copies
-    least = space.least_memory_recipe.model_copy(update={"precision": whole})
+    least = space.least_memory_recipe().model_copy(update={"precision": whole})
     found: list[str] = []
     parameters = max(evaluated.parameters for evaluated in exploration.found.values())
     for way in ADAPTERS.values():

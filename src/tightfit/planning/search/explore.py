@@ -103,10 +103,11 @@ def _by_level(exploration: Exploration, worst: FitRank) -> None:
     for level in exploration.space.levels:
         choices = _choices(exploration, [level])
         if not _search(exploration, choices, worst, first=True):
-            _least_host_memory(exploration, choices)
+            if worst.is_safe:
+                _least_host_memory(exploration, choices)
             if exploration.device.host_assumed:
                 exploration.assume_more_host_memory(choices, worst)
-            elif choose(exploration, worst) is None:
+            elif worst.is_safe and choose(exploration, worst) is None:
                 evaluate_shares(exploration)
         if choose(exploration, worst) is not None:
             _search(exploration, _choices(exploration, eligible_levels(exploration, level)), worst)
@@ -179,7 +180,7 @@ def _least_host_memory(exploration: Exploration, choices: Sequence[Combination])
                               if space.offloaded_bytes_per_parameter(choice) and not ruled_out(exploration, choice)])
     for _ in range(HOST_TRIES):
         fitting = {}  # the device has to hold it, so that host memory is all that it lacks
-        for choice in offloading:
+        for choice in (choice for choice in offloading if choice not in exploration.refused):
             open_sizes = [size for size in exploration.sizes if (choice, size) not in exploration.found]
             if sizes := exploration.fitting(exploration.forecasts.of(choice).expected, open_sizes, FitRank.SAFE):
                 fitting[choice] = sizes[-1]
@@ -189,7 +190,7 @@ def _least_host_memory(exploration: Exploration, choices: Sequence[Combination])
         fewest = [choice for choice in fitting if offloaded[choice] == min(offloaded.values())]
         pair = (least := space.least_memory(fewest, in_all=True), fitting[least])
         exploration.evaluate([pair])
-        if pair not in exploration.found or exploration.found[pair].estimate.memory.device_rank.is_safe:
+        if pair in exploration.found and exploration.found[pair].estimate.memory.device_rank.is_safe:
             return
 
 

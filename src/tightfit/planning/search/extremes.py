@@ -23,7 +23,7 @@ STEP = 128
 FINEST = 64
 """A length over the tokens to the next one, at most: finer than what is known of memory on a card."""
 GROWING = 4
-"""Multiple of a step's gradients up to which its samples' memory, were all of it to grow with them, may be less."""
+"""Multiple of a step's gradients that its other samples take at most for one micro-batch of them all to be tried."""
 ENDLESS = 1 << 20
 """Tokens up to which lengths are asked about where the model's positions have no end."""
 
@@ -84,10 +84,10 @@ def find_largest(
         return evaluator([(recipe, device)])[0]
 
     def least(recipe: Recipe) -> Evaluated | TightfitError:
-        outcome = evaluated(Space(recipe, device).least_memory_recipe)
-        if isinstance(outcome, Evaluated) and recipe.micro_batch_size == "auto" and _alone_may_do(outcome):
-            alone = evaluated(outcome.recipe.model_copy(update={"micro_batch_size": recipe.batch_size}))
-            return _smaller(outcome, alone)
+        space = Space(recipe, device)
+        outcome = evaluated(space.least_memory_recipe())
+        if isinstance(outcome, Evaluated) and space.sizes[-1] == recipe.batch_size and _alone_may_do(outcome):
+            return _smaller(outcome, evaluated(space.least_memory_recipe(recipe.batch_size)))
         return outcome
 
     def needs(value: int) -> float:
@@ -120,8 +120,8 @@ def find_largest(
 
 
 def _alone_may_do(found: Evaluated) -> bool:
-    """Whether a step that does not fit may with all its samples in one micro-batch, which finds no gradients: these are
-    not much less than what the other samples take at most, where temporary tensors grow with them too."""
+    """Whether one micro-batch of the whole global batch, which finds no gradients of earlier ones, may fit where this
+    does not: by an upper bound of what its samples take, as if temporary tensors grew with them too."""
     others = found.recipe.batch_size - found.recipe.resolved_micro_batch
     return not found.fit_rank.is_safe and 0 < others * (found.passes - found.held) < GROWING * found.gradients
 

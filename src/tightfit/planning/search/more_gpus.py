@@ -72,11 +72,11 @@ def scaling(exploration: Exploration, found: Evaluated) -> Scaling | None:
 def _uneven(samples: int, world: int) -> list[str]:
     """A sentence where GPUs get unequal shares of a global batch."""
     most, ahead = -(-samples // world), samples % world
-    batch = f"of a global batch of {samples:,}"
     if samples < world:
-        return [f"{world - samples:,} get no sample {batch}: write batch_size={world} or more."]
-    return [f"{world - ahead:,} get {most - 1:,} samples {batch} and wait for those with {most:,}: "
-            f"batch_size={most * world} divides evenly."] if ahead else []
+        return [f"A global batch of {samples:,} leaves {world - samples:,} of the GPUs without a sample: write "
+                f"batch_size={world} or more."]
+    return [f"A global batch of {samples:,} gives {ahead:,} of the GPUs {most:,} and the others, which wait, "
+            f"{most - 1:,}: batch_size={most * world} divides evenly."] if ahead else []
 
 
 def _alone(exploration: Exploration, recipe: Recipe) -> Evaluated | None:

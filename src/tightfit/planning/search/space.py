@@ -18,7 +18,7 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.defaults import fill_rest, resolve
 from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS, Offload, Technique, default_for_slot
+from tightfit.techniques import SLOTS, Offload, Technique, default_for_slot, is_searched
 
 Combination = tuple[Technique, ...]
 """A technique for each of `Space.fields`."""
@@ -147,8 +147,7 @@ class Space:
     @cached_property
     def _followers(self) -> list[str]:
         """Slots left to `auto` of which nothing is searched: they follow what is."""
-        return [slot for slot, variants in SLOTS.items()
-                if getattr(self.recipe, slot) == "auto" and not any(variant.auto_on for variant in variants)]
+        return [slot for slot in SLOTS if getattr(self.recipe, slot) == "auto" and not is_searched(slot)]
 
     def complexity(self, choice: Combination) -> int:
         """Number of fields in which a combination has neither the usual value nor the one that dominates it, and of
@@ -228,11 +227,10 @@ class Space:
         """Those of several combinations that are quick to trace; all of them where none is."""
         return [choice for choice in choices if self.trace_cost(choice) <= QUICK] or choices
 
-    @property
-    def least_memory_recipe(self) -> Recipe:
+    def least_memory_recipe(self, micro: int | None = None) -> Recipe:
         """The recipe that is likeliest to need least memory with numerics as mild as they can be, one that is quick to
-        trace where there is one."""
-        return self.recipe_for(self.least_memory(self.quick(self.mildest)), self.sizes[0])
+        trace where there is one. micro: its micro-batch, the smallest by default."""
+        return self.recipe_for(self.least_memory(self.quick(self.mildest)), micro or self.sizes[0])
 
     def activation_share(self, choice: Combination) -> float:
         """The share of what the heaviest techniques keep for the backward pass, as declared."""

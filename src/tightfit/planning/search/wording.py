@@ -7,7 +7,7 @@ from typing import Any
 
 from tightfit.recipe import Recipe
 from tightfit.recipe.words import field_text
-from tightfit.techniques import VARIANTS, Technique
+from tightfit.techniques import VARIANTS, Technique, is_searched
 
 
 def size_field(recipe: Recipe) -> str:
@@ -20,8 +20,8 @@ def choices_text(recipe: Recipe, other: Recipe | None = None, fields: Sequence[s
     from it, else `fields` of them."""
     recipe = without_open_allocator(recipe)
     other = None if other is None else without_open_allocator(other)
-    searched = (slot for slot, variants in VARIANTS.items() if any(variant.auto_on for variant in variants))
-    every = (size_field(recipe), *(searched if other is not None else VARIANTS), "expandable_segments")
+    slots = VARIANTS if other is None else filter(is_searched, VARIANTS)
+    every = (size_field(recipe), *slots, "expandable_segments")
     shown = [field for field in every if (field in fields if other is None else
                                           getattr(recipe, field) != getattr(other, field))]
     changes = (_difference(field, getattr(recipe, field), getattr(other, field, None)) for field in shown)
