@@ -90,17 +90,15 @@ def plan_on(
 ) -> ReadablePlan:  # fmt: skip
     """As `plan`, of a recipe that may differ between devices. cluster: of such GPUs; None for one. largest: what is to
     be as large as fits one of them, see `extremes.candidates`."""
-    named, plain = gpu not in (None, "cpu") or gpu_memory is not None, recipe_on(False)
-    recipe = recipe_on(True) if named else plain
-    target = target_for(recipe, gpu, gpu_memory)
+    target = target_for(recipe_on(gpu not in (None, "cpu") or gpu_memory is not None), gpu, gpu_memory)
     if host_memory is not None:
         if target.device.kind == "cpu":
             raise RecipeError(f"host-memory: {host_memory!r} is beside a GPU's, and this plan is for the processor")
         target = replace(target, device=replace(target.device, host_bytes=parse_host_memory(host_memory)))
     cuda = target.device.kind == "cuda"
-    recipe, cluster = on_cluster(recipe_on(True) if cuda and not named else recipe, cluster or Cluster())
+    recipe, cluster = on_cluster(recipe_on(cuda), cluster or Cluster())
     target = replace(target, device=cluster.on(target.device))
-    aside = [f"use_cpu: left aside for {target.device.name}"] if plain.device == "cpu" and cuda else []
+    aside = [f"use_cpu: left aside for {target.device.name}"] if cuda and recipe_on(False).device == "cpu" else []
     if module is None:
         read_config(recipe)  # which tells at once what no combination of techniques would mend
     else:  # a recipe names what it builds; there is no configuration to read behind it

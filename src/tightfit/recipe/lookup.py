@@ -111,8 +111,8 @@ def as_recipe(
 
 
 def _on_cuda(cuda: bool) -> dict[str, Any]:
-    """Fields that stand above training arguments on a CUDA device: without one, bf16 cannot be made but with `use_cpu`.
-    """
+    """Fields that stand above training arguments on a CUDA device: `use_cpu` is ignored there, for on a machine without
+    a GPU TrainingArguments(bf16=True) cannot be made without it."""
     return {"device": "auto"} if cuda else {}
 
 

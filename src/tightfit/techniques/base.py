@@ -68,9 +68,8 @@ class Bf16Base(Base):
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
-        precision = recipe.precision
-        in_bf16 = precision != "auto" and precision.activations_in == "bfloat16" and recipe.weight_rounding is None
-        return cls() if recipe.mode == "train" and recipe.trainable.adapts and in_bf16 else None
+        holds_fp32 = recipe.precision != "auto" and recipe.weight_rounding is None
+        return cls() if recipe.trainable.adapts and holds_fp32 and not cls().refuse(recipe, device) else None
 
     def format(self, recipe: Recipe) -> str:
         return "bfloat16"

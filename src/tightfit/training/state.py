@@ -16,10 +16,10 @@ from tightfit.recipe import Recipe
 
 SKIPS_IN_A_ROW = 50
 """So many steps skipped by loss scaling, one after the other, mean that it will not recover."""
-SAVE = 0.5
-"""The number by which the first process tells the others that it is time to save: below every signal's."""
 SAVE_SECONDS, SAVE_SHARE = 900.0, 0.05
 """Seconds between checkpoints that are saved by time, and the share of it that saving takes at most."""
+SAVE_REQUEST = 0.5
+"""Code for "save a checkpoint" in the all-reduce (max) that also carries stop signals, whose numbers are 1 or more."""
 
 
 @dataclass(frozen=True)
@@ -76,23 +76,23 @@ class OutOfMemoryInLoop(OutOfMemory):
 
 
 class SaveTimer:
-    """The time of the next checkpoint where the recipe leaves it open: a quarter of an hour after the last one, or
-    later, where saving would take more than a twentieth of the time. due: whether it is the step's at hand."""
+    """Timer of `save_steps: auto`: a checkpoint every SAVE_SECONDS, less often where saving takes more than SAVE_SHARE
+    of the time. due: whether one is saved after the current step."""
 
     def __init__(self) -> None:
         self.due = False
         self.restart()
 
     def restart(self, took: float = 0.0) -> None:
-        """Begin to wait anew. took: seconds that the last checkpoint took."""
+        """Start counting from now. took: seconds that saving the last checkpoint took."""
         self._at = time.monotonic() + max(SAVE_SECONDS, took / SAVE_SHARE)
 
     def agree(self, world: World, signal: int, *, by_time: bool) -> int:
-        """The signal that any process was sent, 0 for none; without one, the next step is due where it is time in the
-        first process, which knows how long saving takes."""
+        """All-reduced stop signal of the processes, 0 for none; without one, rank 0's clock decides for all of them
+        whether a checkpoint is due."""
         is_time = by_time and world.rank == 0 and time.monotonic() >= self._at
-        asked = world.all_reduce_max(signal or (SAVE if is_time else 0))
-        self.due = asked == SAVE
+        asked = world.all_reduce_max(signal or (SAVE_REQUEST if is_time else 0))
+        self.due = asked == SAVE_REQUEST
         return int(asked)
 
 

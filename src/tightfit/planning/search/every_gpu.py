@@ -100,7 +100,7 @@ def compare(
             rows.append(GpuRow(device=device, plan=plan))
         except Refused as error:
             rows.append(GpuRow(device=device, refused=str(error)))
-    return Comparison(asked=recipe, rows=tuple(sorted(rows, key=_place)))
+    return Comparison(asked=recipe, rows=tuple(rows)).priced({})
 
 
 def parse_prices(given: Sequence[str]) -> dict[str, float]:
