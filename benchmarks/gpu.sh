@@ -22,7 +22,7 @@ python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 longest=${LIMIT:-480}  # seconds
 
-# Seconds at most, and what is run: a quarter of an hour goes up to the first ladder, half an hour to JAX's. {minutes} is
+# Seconds at most, and what is run: a quarter of an hour goes up to the frontier, half an hour to JAX's. {minutes} is
 # what is left of the seconds.
 parts() {
   cat << 'END'
@@ -31,6 +31,7 @@ parts() {
 330 beyond_gpu --minutes {minutes}
 80 gpu_tests --left
 160 plan_vs_gpu --plain --minutes {minutes}
+180 quickstart max_steps=400 warmup_steps=40 eval_steps=100
 300 frontier --budget 24GB --minutes {minutes}
 200 record_ladders bert-large --minutes {minutes}
 120 gpu_ops --minutes {minutes}
@@ -49,7 +50,6 @@ parts() {
 480 record_ladders transformer-156m --peer plain --peer hf-trainer --minutes {minutes}
 480 record_ladders fp16-batch --peer plain --peer hf-trainer --minutes {minutes}
 480 convergence
-480 quickstart
 END
 }
 

@@ -172,10 +172,21 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "qwen2.5-0.5b 4x2048 compile=per-block precision=bf16-pure", "gpt2 8x1024*4 compile=per-block precision=fp32",
         "opt-125m 32x512 compile=per-block precision=fp16",
     ),
-    "tiles": (  # last, for the order says how full each card is
+    "tiles": (  # the order says how full each card is: what is new comes last
         "llama-3.2-1b 1x65536 loss=chunked checkpointing=tiled-mlp",
         "llama-3.2-1b 8x2048 checkpointing=tiled-mlp checkpointing.tokens=4096",
         "llama-3.2-1b 1x65536 loss=chunked checkpointing=tiled-mlp compile=per-block",
+    ),
+    "adapters": (
+        "qwen2.5-7b 2x2048 trainable=lora base=nf4 checkpointing=every-block",
+        "llama-3.1-8b 2x2048 trainable=lora base=bf16 checkpointing=every-block",
+        *_each(("qwen2.5-1.5b 4x1024 trainable=lora",), "base", ("bf16", "int8", "nf4")),
+        "qwen2.5-1.5b 4x1024 trainable=dora base=nf4",
+        "llama-3.1-8b 4x1024 trainable=lora base=nf4 loss=chunked checkpointing=every-block",
+        "gpt2-medium 8x1024*2 trainable=lora trainable.rank=64 base=bf16",
+        f"qwen2.5-0.5b 4x2048 {PACKED} trainable=lora base=nf4 optimizer=adamw-8bit",
+        "qwen2.5-1.5b 4x1024 trainable=lora base=nf4 compile=per-block",
+        "llama-3.1-8b 2x2048 trainable=lora base=nf4 checkpointing=every-block compile=per-block",
     ),
 }
 RETRIES = (
