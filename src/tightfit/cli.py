@@ -85,9 +85,9 @@ def plan(
     as_json: AsJson = False,
     price: Annotated[list[str] | None, typer.Option(
         metavar="NAME=x", help="With several GPUs: what each costs an hour, in any unit; once for each GPU. With "
-        "`--tokens` and one GPU: its price alone.")] = None,
+        "one GPU, and `--tokens` or `max_steps`: its price alone.")] = None,
     tokens: Annotated[str | None, typer.Option(
-        metavar="COUNT", help="Tokens of a whole run, such as `1B`: how long it takes, and with `--price` its cost.",
+        metavar="COUNT", help="Tokens of a whole run, such as `1B`, in place of `max_steps`: its length, its cost.",
     )] = None,
     training_args: TrainingArgs = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the plan as an offline page.")] = None,

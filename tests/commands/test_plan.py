@@ -194,6 +194,9 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "l4,t4", "--save", "a.yaml"], ["save: a.yaml", "--gpu with its name"]),
     (["--gpu", "l4,rtx-4091"], ["'rtx-4091'", "'rtx-4090'"]),
     (["--gpu", "8xl4,t4"], ["gpu: 'l4,t4'", "one device each"]),
+    (["--gpu", "l4,8xt4"], ["gpu: '8xt4' cannot be one of several", "--gpu l4,rtx-4090"]),
+    (["--gpu", "l4,cpu"], ["gpu: 'cpu' cannot be one of several"]),
+    (["--gpu", "24GB,l4"], ["gpu: '24GB' cannot be one of several"]),
     (["--gpu", "l4,t4", "--price", "h100-sxm=2"], ["price: H100 SXM", "not among"]),
     (["--gpu", "all", "--price", "rtx-4090"], ["'rtx-4090'", "rtx-4090=0.35"]),
     (["--gpu", "all", "--price", "rtx-4091=1"], ["price: 'rtx-4091=1'", "'rtx-4090'"]),
@@ -336,8 +339,10 @@ def test_every_gpu_is_compared(recipe, run, monkeypatch):
     assert rows[0]["candidates"][0].keys() == COLUMNS
     monkeypatch.setattr(plan_command, "compare_gpus", pytest.fail)  # what changes no plan is answered from the cache
     status, out, _ = run(*words[:-2], "--price", "rtx-4090=0.001", "--tokens", "3M", "--json")
-    assert [(row["device"]["name"], row["price"]) for row in json.loads(out)["gpus"][:2]] == [
-        ("RTX 4090", 0.001), ("L4", None)]
+    rows = json.loads(out)["gpus"][:2]
+    assert [(row["device"]["name"], row["price"]) for row in rows] == [("RTX 4090", 0.001), ("L4", None)]
+    assert [row["whole_run"]["tokens"] for row in rows] == [3_000_000] * 2
+    assert rows[0]["whole_run"]["cost"] == pytest.approx(rows[0]["whole_run"]["hours"] * 0.001)
 
 
 def test_several_gpus_are_compared_in_whichever_order_they_are_named(recipe, run, monkeypatch):

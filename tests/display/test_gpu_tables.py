@@ -52,6 +52,15 @@ def test_a_cost_has_a_unit():
         assert f"{cells} 16 x 4 a" in text
 
 
+def test_a_recipes_own_steps_are_a_run_in_every_row():
+    plan = fitting()
+    written = row("One", replace(plan, asked=plan.asked.override(max_steps=7200)), price=2.0)
+    hours = written.plan.whole_run.hours
+    text = " ".join(text_of([written]).split())
+    assert "hours cost best recipe" in text
+    assert f"{hours:,.1f} {2 * hours:,.2f} 16 x 4 a" in text
+
+
 def test_throughput_for_a_high_price_keeps_its_digits():
     assert " 4.40 " in line_of(text_of([row("One", fitting(), price=10_000 / 4.4)]), "One")
 

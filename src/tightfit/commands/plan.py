@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from tightfit.devices import Device, find_device
+from tightfit.devices import Device, find_device, says_memory
 from tightfit.display.gpu_tables import show_comparison, show_overview
 from tightfit.display.plan_table import ReadablePlan, show_plan
 from tightfit.display.progress import SearchProgress
@@ -23,10 +23,10 @@ from tightfit.files import write_atomically
 from tightfit.planner import RecipeForDevice, asks_for_overview, compare_gpus, overview, plan_on
 from tightfit.planning.cluster import Cluster, read_cluster
 from tightfit.planning.plan_cache import cache_key, cached, is_cached, machine_fingerprint
-from tightfit.planning.search.every_gpu import Comparison, parse_prices
+from tightfit.planning.search.every_gpu import Comparison, Interrupted, parse_prices
 from tightfit.planning.search.extremes import models_like
 from tightfit.planning.search.overview import Overview
-from tightfit.planning.whole_run import parse_price, parse_tokens
+from tightfit.planning.whole_run import parse_price, parse_tokens, steps_asked
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
 from tightfit.recipe.yaml import to_yaml
@@ -133,7 +133,7 @@ def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> No
     gpu, cluster = read_cluster(",".join(options.gpus) if options.gpus else None, whole("gpus", options.count),
                                 whole("nodes", options.nodes), options.network)
     # Before anything that takes seconds.
-    named = [] if gpu in (None, "cpu", EVERY_GPU) else list(map(find_device, gpu.split(",")))
+    named = [] if gpu in (None, "cpu", EVERY_GPU) else _cards(gpu.split(","))
     several = {device.name: device for device in named} if len(named) > 1 else {}
     arguments, extreme, overrides = options.training_arguments, options.extreme, list(words)
     if extreme.startswith("model=") and (name is None or "=" in name):
@@ -158,7 +158,16 @@ def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> No
     elif not _show_overview(recipe_on, options, key, alone=gpu is None and cluster == Cluster()):
         planned = partial(plan_on, recipe_on, gpu, options.gpu_memory, options.host_memory, cluster=cluster,
                           largest=extreme)
-        _plan(planned, options, key, gpu)
+        _plan(recipe_on, planned, options, key, gpu)
+
+
+def _cards(names: Sequence[str]) -> list[Device]:
+    """A GPU, or those that are compared. Raises RecipeError."""
+    for name in names if len(names) > 1 else ():
+        if name.strip() in ("", "cpu", EVERY_GPU) or says_memory(name) or re.match(r"\s*\d+\s*x", name):
+            raise RecipeError(f"gpu: {name!r} cannot be one of several: single GPUs are compared by their names, such "
+                              "as --gpu l4,rtx-4090; leave it out")
+    return list(map(find_device, names))
 
 
 def _compare(
@@ -170,10 +179,17 @@ def _compare(
         raise RecipeError(f"price: {', '.join(sorted(others))} not among the GPUs compared; name it in --gpu too, "
                           "or leave its price out")
     compared = partial(compare_gpus, recipe_on, list(devices.values()))
-    found, from_cache = _cached(Comparison, key, compared, "GPUs")
+    asked = 0
+    try:
+        found, from_cache = _cached(Comparison, key, compared, "GPUs")
+    except Interrupted as interrupted:  # what took minutes is not thrown away
+        found, from_cache, asked = interrupted.found, False, interrupted.asked
     found = found.priced(prices)
     shown = replace(found, rows=found.rows[: options.best], tokens=tokens, cached=from_cache)
-    _show_all(shown, show_comparison, options.as_json, any(row.chosen is not None for row in found.rows))
+    _show_all(shown, show_comparison, options.as_json, any(row.chosen is not None for row in found.rows) or asked > 0)
+    if asked:
+        Console(stderr=True).print(f"{len(found.rows)} of {asked} GPUs were planned", highlight=False)
+        raise KeyboardInterrupt
 
 
 def _show_overview(
@@ -193,15 +209,16 @@ def _show_overview(
 
 
 def _plan(
-    planned: Callable[..., ReadablePlan], options: PlanOptions, key: Callable[[], str | None], gpu: str | None
+    recipe_on: RecipeForDevice, planned: Callable[..., ReadablePlan], options: PlanOptions,
+    key: Callable[[], str | None], gpu: str | None,
 ) -> None:
     prices, tokens = options.prices, options.count_of_tokens
     if len(prices) > 1:
         raise RecipeError(f"price: {', '.join(prices)} are several, and this is one GPU's plan; write one, or "
                           "--gpu all or several as --gpu l4,rtx-4090 to compare GPUs")
-    if prices and not tokens:
+    if prices and not (tokens or steps_asked(recipe_on(gpu != "cpu"))):
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all, "
-                          "several as --gpu l4,rtx-4090, or --tokens 1B with it")
+                          "several as --gpu l4,rtx-4090, or --tokens 1B or max_steps=2000 with it")
     of_gpus = parse_prices(prices) if prices and "=" in prices[0] else {}
     price = None
     if prices and not of_gpus:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from string import ascii_lowercase
 
 from rich import box
@@ -40,22 +40,31 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     written = dict.fromkeys(techniques(candidate.recipe) for candidate in chosen)
     letters = {text: _letter(number) for number, text in enumerate(written)}
     console.print(Text(f"{asked.model}: {work(asked)}", style="bold"))
-    runs = [run.hours for row in rows if (run := row.whole_run(comparison.tokens))]
-    unit_of_runs, hours = unit_of(min(runs, default=1.5))
-    length = [unit_of_runs, *["cost"] * priced] if comparison.tokens else ["per price"] * priced
+    runs = [row.whole_run(comparison.tokens) for row in rows]
+    lengths = [run.hours for run in runs if run is not None]
+    unit_of_runs, hours = unit_of(min(lengths, default=1.5))
+    length = [unit_of_runs, *["cost"] * priced] if lengths else ["per price"] * priced
     table = _table("GPU", ["memory in use", unit, *length])
     table.add_column("best recipe")
     if changed:
         table.add_column("numerics")
-    for row in rows:
+    for row, run in zip(rows, runs, strict=True):
         if row.plan is not None:
-            table.add_row(*map(Text, _cells(row, priced, changed, letters, comparison.tokens, hours)))
+            prices = ["-" if row.per_price is None else figure(row.per_price)] * priced
+            if lengths:
+                cost = "-" if run is None or run.cost is None else figure(run.cost, 2)
+                prices = ["-" if run is None else f"{run.hours / hours:,.1f}", *[cost] * priced]
+            table.add_row(*map(Text, _cells(row, prices, changed, letters)))
     console.print(table)
     legend = Table.grid(padding=(0, 2))
     for text, letter in letters.items():
         legend.add_row(Text(letter), Text(text))
     console.print(legend)
-    for remark in (*_remarks(comparison, priced, unit), *[FROM_CACHE] * comparison.cached):
+    prices_are = ("cost: of the whole run, in the unit of --price" if lengths else
+                  f"per price: {unit} for one unit of the price")
+    sheets = "Not calibrated: times come from the data sheets' figures."
+    said = ((prices_are, priced), (sheets, chosen), (FROM_CACHE, comparison.cached))
+    for remark in (*_refusals(rows), *(text for text, applies in said if applies)):
         console.print(Text(remark))
 
 
@@ -123,40 +132,27 @@ def _letter(number: int) -> str:
     return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[last]
 
 
-def _cells(
-    row: GpuRow, priced: bool, changed: bool, letters: Mapping[str, str], tokens: int, hours: float
-) -> list[str]:
-    """A GPU's cells. hours: in the unit of a whole run's length."""
+def _cells(row: GpuRow, prices: Sequence[str], changed: bool, letters: Mapping[str, str]) -> list[str]:
+    """A GPU's cells. prices: what is said of a run's length and cost."""
     assert row.plan is not None
     best = row.chosen or next(iter(row.plan.candidates), None)
     used = "-" if best is None else size(best.estimate.memory.used)
     memory = f"{used} of {size(row.device.memory_bytes)}"
-    price = ["-" if row.per_price is None else figure(row.per_price)] * priced
-    if tokens:
-        run = row.whole_run(tokens)
-        cost = "-" if run is None or run.cost is None else figure(run.cost, 2)
-        price = ["-" if run is None else f"{run.hours / hours:,.1f}", *[cost] * priced]
     if row.chosen is None:
         lacks = "nothing fits" if best is None else f"none: {size(best.estimate.missing)} short"
-        return [row.device.name, memory, "-", *price, lacks, *["-"] * changed]
+        return [row.device.name, memory, "-", *prices, lacks, *["-"] * changed]
     recipe = row.chosen.recipe
     micro = [batches(recipe)] if recipe.mode == "train" else []
     word = fits(row.chosen.estimate)
     choice = ", ".join([" ".join([*micro, letters[techniques(recipe)]]), *[word] * (word != "yes")])
     numerics = "changed" if row.chosen.changes_numerics else "same"
-    return [row.device.name, memory, throughput(row.chosen.estimate.time), *price, choice, *[numerics] * changed]
+    return [row.device.name, memory, throughput(row.chosen.estimate.time), *prices, choice, *[numerics] * changed]
 
 
-def _remarks(comparison: Comparison, priced: bool, unit: str) -> list[str]:
-    """The lines below the table."""
-    rows, refused = comparison.rows, dict[str, list[str]]()
+def _refusals(rows: Iterable[GpuRow]) -> list[str]:
+    """A line for each reason of refusing the recipe, with the GPUs that do."""
+    refused = dict[str, list[str]]()
     for row in rows:
         if row.refused:
             refused.setdefault(row.refused, []).append(row.device.name)
-    remarks = [f"refused on {', '.join(names)}: {reason}" for reason, names in refused.items()]
-    if priced:
-        remarks.append("cost: of the whole run, in the unit of --price" if comparison.tokens else
-                       f"per price: {unit} for one unit of the price")
-    if any(row.chosen is not None for row in rows):
-        remarks.append("Not calibrated: times come from the data sheets' figures.")
-    return remarks
+    return [f"refused on {', '.join(names)}: {reason}" for reason, names in refused.items()]

@@ -14,7 +14,7 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.alignment import Misalignment
 from tightfit.planning.costs import Estimate
-from tightfit.planning.whole_run import WholeRun
+from tightfit.planning.whole_run import WholeRun, steps_asked
 from tightfit.recipe import CHOICES, CHOSEN_SLOTS, Recipe
 from tightfit.techniques import SLOTS
 from tightfit.text import size
@@ -228,10 +228,8 @@ class Plan:
         where neither is said, and where nothing fits."""
         if self.chosen is None:
             return None
-        asked, time = self.asked, self.chosen.estimate.time
-        steps = asked.max_steps if asked.mode == "train" and asked.num_train_epochs is None else 0
-        written = steps if steps != Recipe.model_fields["max_steps"].default else 0
-        tokens = self.tokens or round(written * time.step_seconds * time.throughput)
+        time = self.chosen.estimate.time
+        tokens = self.tokens or round(steps_asked(self.asked) * time.step_seconds * time.throughput)
         return WholeRun.of(time, tokens, self.price) if tokens else None
 
     @property

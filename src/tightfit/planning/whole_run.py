@@ -9,6 +9,7 @@ from typing import Any
 
 from tightfit.errors import RecipeError
 from tightfit.planning.costs import Time
+from tightfit.recipe import Recipe
 from tightfit.text import figure
 
 MOST_TOKENS = 10**15
@@ -49,6 +50,12 @@ class WholeRun:
         around = "" if self.high == self.low else f" ({self.low / scale:,.1f} to {self.high / scale:,.1f})"
         cost = "" if self.cost is None else f", at a cost of {figure(self.cost, 2)} in the unit of --price"
         return f"{self.hours / scale:,.1f} {unit}{around} for {self.tokens:,} {self.unit}{cost}"
+
+
+def steps_asked(recipe: Recipe) -> int:
+    """Steps of the run that a recipe was written for; 0 where it says none."""
+    trains = recipe.mode == "train" and recipe.num_train_epochs is None
+    return recipe.max_steps if trains and recipe.max_steps != Recipe.model_fields["max_steps"].default else 0
 
 
 def unit_of(hours: float) -> tuple[str, float]:

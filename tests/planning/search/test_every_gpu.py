@@ -13,7 +13,7 @@ from tests.planning.toy import Toy
 from tightfit.devices import find_device
 from tightfit.errors import RecipeError
 from tightfit.planning.search.evaluate import InProcess
-from tightfit.planning.search.every_gpu import GpuRow, compare, parse_prices
+from tightfit.planning.search.every_gpu import GpuRow, Interrupted, compare, parse_prices
 from tightfit.planning.search.search import search
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace, UntracedMemory
@@ -39,6 +39,19 @@ def test_every_gpu_gets_its_own_plan(toy, devices):
         assert [c.recipe for c in row.plan.candidates[:1]] == [c.recipe for c in alone.candidates[:1]]
         assert (row.chosen is None) == (alone.chosen is None)
         assert row.plan.predictions <= alone.predictions
+
+
+def test_what_was_planned_before_ctrl_c_is_told(toy, devices):
+    def told(done, count, text):
+        if "ample" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        compare(RECIPE, devices[:3], toy.tools(), progress=told)
+    assert ([row.device.name for row in caught.value.found.rows], caught.value.asked) == (["roomy"], 3)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        compare(RECIPE, devices[1:3], toy.tools(), progress=told)
+    assert not isinstance(caught.value, Interrupted)
 
 
 def test_alike_gpus_share_their_traces(toy, devices):

@@ -38,8 +38,8 @@ class GpuRow:
         return 0.0 if self.chosen is None else self.chosen.estimate.time.throughput
 
     def whole_run(self, tokens: int) -> WholeRun | None:
-        """The length and cost of a run over so many tokens; None for none, and where nothing fits."""
-        return WholeRun.of(self.chosen.estimate.time, tokens, self.price) if tokens and self.chosen else None
+        """As `Plan.whole_run`. tokens: 0 where nobody said how many."""
+        return None if self.plan is None else replace(self.plan, tokens=tokens, price=self.price).whole_run
 
     @property
     def per_price(self) -> float | None:
@@ -60,8 +60,7 @@ class GpuRow:
 class Comparison:
     """A recipe planned for each GPU, the best first: by throughput per price where prices were given, else by
     throughput, those with milder numerics before those on which only harsher ones fit; then those on which nothing
-    fits, those that miss least first; then those that refuse it. tokens: how many a whole run learns from; 0 where
-    nobody asked. cached: as of `Plan`."""
+    fits, those that miss least first; then those that refuse it. tokens, cached: as of `Plan`."""
 
     asked: Recipe
     rows: tuple[GpuRow, ...]
@@ -78,6 +77,14 @@ class Comparison:
         return replace(self, rows=tuple(sorted(rows, key=_place)))
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a comparison. found: of the GPUs planned by then. asked: how many there were to plan."""
+
+    def __init__(self, found: Comparison, asked: int) -> None:
+        super().__init__(found, asked)
+        self.found, self.asked = found, asked
+
+
 def compare(
     recipe: Recipe,
     devices: Iterable[Device],
@@ -88,11 +95,11 @@ def compare(
     """Plan the recipe for each CUDA device, like with like: numerics change only where nothing milder fits, whatever
     the recipe allows.
 
-    evaluator: as of `search`. Raises ModelError as `search` does.
+    evaluator: as of `search`. Raises ModelError as `search` does, and Interrupted.
     """
     ordered = sorted(devices, key=lambda d: d.capability or (0, 0))  # alike ones share their traces
     shared, mild = evaluator or InProcess(tools), recipe.model_copy(update={"allow_numerics": False})
-    rows = []
+    rows: list[GpuRow] = []
     for number, device in enumerate(ordered):
         tell = progress and partial(_tell, progress, number, len(ordered), device.name)
         try:
@@ -100,6 +107,10 @@ def compare(
             rows.append(GpuRow(device=device, plan=plan))
         except Refused as error:
             rows.append(GpuRow(device=device, refused=str(error)))
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            raise Interrupted(Comparison(asked=recipe, rows=tuple(rows)).priced({}), len(ordered)) from None
     return Comparison(asked=recipe, rows=tuple(rows)).priced({})
 
 
