@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 
 import tightfit
 from tests.display.plans import fitting, nothing_fits
+from tests.failing import failing
 from tightfit.backends import load_backend
 from tightfit.backends.pytorch.measure.calibration import measure as measuring
 from tightfit.calibration import Calibration, Curve, processor, torch_version
@@ -22,6 +23,7 @@ from tightfit.devices import Device, find_device
 from tightfit.display.plan_table import ReadablePlan
 from tightfit.errors import ModelError, RecipeError, Refused
 from tightfit.planner import own_device
+from tightfit.planning.plan import Interrupted
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe
 
@@ -343,6 +345,19 @@ def test_every_gpu_is_compared(recipe, run, monkeypatch):
     assert [(row["device"]["name"], row["price"]) for row in rows] == [("RTX 4090", 0.001), ("L4", None)]
     assert [row["whole_run"]["tokens"] for row in rows] == [3_000_000] * 2
     assert rows[0]["whole_run"]["cost"] == pytest.approx(rows[0]["whole_run"]["hours"] * 0.001)
+
+
+def test_ctrl_c_shows_the_best_so_far_and_keeps_nothing(recipe, run, tmp_path, monkeypatch):
+    stopped = Interrupted(fitting(), "the search was not over")
+    plans = failing(stopped, lambda *_, **__: ReadablePlan.of(nothing_fits()), times=1)
+    monkeypatch.setattr(plan_command, "plan_on", plans)
+    words = ("plan", recipe, "--gpu", "l4", "--save", tmp_path / "chosen.yaml")
+    status, out, err = run(*words)
+    assert status == 130
+    assert "10,000" in out
+    assert err.endswith("the search was not over\ntightfit: interrupted\n")
+    assert not (tmp_path / "chosen.yaml").exists()
+    assert "Nothing fits" in run(*words)[1]
 
 
 def test_several_gpus_are_compared_in_whichever_order_they_are_named(recipe, run, monkeypatch):

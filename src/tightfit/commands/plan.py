@@ -22,8 +22,9 @@ from tightfit.errors import RecipeError, Refused, ReportError, writing
 from tightfit.files import write_atomically
 from tightfit.planner import RecipeForDevice, asks_for_overview, compare_gpus, overview, plan_on
 from tightfit.planning.cluster import Cluster, read_cluster
+from tightfit.planning.plan import Interrupted
 from tightfit.planning.plan_cache import cache_key, cached, is_cached, machine_fingerprint
-from tightfit.planning.search.every_gpu import Comparison, Interrupted, parse_prices
+from tightfit.planning.search.every_gpu import Comparison, parse_prices
 from tightfit.planning.search.extremes import models_like
 from tightfit.planning.search.overview import Overview
 from tightfit.planning.whole_run import parse_price, parse_tokens, steps_asked
@@ -179,17 +180,12 @@ def _compare(
         raise RecipeError(f"price: {', '.join(sorted(others))} not among the GPUs compared; name it in --gpu too, "
                           "or leave its price out")
     compared = partial(compare_gpus, recipe_on, list(devices.values()))
-    asked = 0
-    try:
-        found, from_cache = _cached(Comparison, key, compared, "GPUs")
-    except Interrupted as interrupted:  # what took minutes is not thrown away
-        found, from_cache, asked = interrupted.found, False, interrupted.asked
+    found, from_cache, interrupted = _cached(Comparison, key, compared, "GPUs")
     found = found.priced(prices)
     shown = replace(found, rows=found.rows[: options.best], tokens=tokens, cached=from_cache)
-    _show_all(shown, show_comparison, options.as_json, any(row.chosen is not None for row in found.rows) or asked > 0)
-    if asked:
-        Console(stderr=True).print(f"{len(found.rows)} of {asked} GPUs were planned", highlight=False)
-        raise KeyboardInterrupt
+    fitting = interrupted or any(row.chosen is not None for row in found.rows)
+    _show_all(shown, show_comparison, options.as_json, bool(fitting))
+    _end(interrupted)
 
 
 def _show_overview(
@@ -202,7 +198,7 @@ def _show_overview(
     overview_key = partial(key, ways=True)
     if any(named) or not alone or not (is_cached(overview_key()) or asks_for_overview(recipe_on(False))):
         return False
-    found, from_cache = _cached(Overview, overview_key, partial(overview, recipe_on), "traces")
+    found, from_cache, _ = _cached(Overview, overview_key, partial(overview, recipe_on), "traces")
     shown = replace(found, cards=found.cards[: options.best], cached=from_cache)
     _show_all(shown, show_overview, options.as_json, found.fitting)
     return True
@@ -232,7 +228,7 @@ def _plan(
 
     if of_gpus and gpu not in (None, "cpu"):  # before anything that takes seconds
         of_its_own(find_device(gpu).name)
-    plan, from_cache = _cached(ReadablePlan, key, planned, "traces")
+    plan, from_cache, interrupted = _cached(ReadablePlan, key, planned, "traces")
     if of_gpus:
         price = of_its_own(plan.device.name)
     plan = replace(plan, candidates=plan.candidates[: options.best], tokens=tokens, cached=from_cache,
@@ -245,6 +241,7 @@ def _plan(
         from tightfit.display.plan_page import plan_page
 
         _write("html", options.html, "page", plan_page(plan))
+    _end(interrupted)
     if plan.chosen is None:
         shown = f"nothing fits on {plan.device.name}; what would help is said above"
         raise Refused(plan.nothing_fits() if options.as_json else shown)
@@ -261,11 +258,23 @@ def _write(option: str, path: Path, what: str, text: str) -> None:
 
 def _cached(
     kind: type[Answer], key: Callable[[], str | None], planned: Callable[..., Answer], unit: str
-) -> tuple[Answer, bool]:
-    """The cached answer, or one that is planned now; and whether it was cached. unit: of progress, such as traces."""
+) -> tuple[Answer, bool, str]:
+    """The cached answer, or one that is planned now; whether it was cached; and how far planning was when Ctrl-C ended
+    it, empty where nothing did. unit: of progress, such as traces."""
     # A model's own code may print; what is printed here is the plan alone.
     with SearchProgress(Console(stderr=True), "planning", unit) as progress, redirect_stdout(sys.stderr):
-        return cached(kind, key, partial(planned, progress=progress))
+        try:
+            found, from_cache = cached(kind, key, partial(planned, progress=progress))
+            return found, from_cache, ""
+        except Interrupted as interrupted:  # what took minutes is shown all the same
+            return interrupted.found, False, interrupted.said
+
+
+def _end(interrupted: str) -> None:
+    """Raise KeyboardInterrupt after saying how far planning was, where that is not empty."""
+    if interrupted:
+        Console(stderr=True, soft_wrap=True).print(interrupted, markup=False, highlight=False)
+        raise KeyboardInterrupt
 
 
 def _show_all(answer: Answer, show: Callable[[Answer, Console], None], as_json: bool, fitting: bool) -> None:

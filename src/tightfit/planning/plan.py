@@ -192,6 +192,15 @@ class Answers:
         return [(label, text) for label, text in lines if text]
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a search. found: the plan, or the comparison of GPUs, that was made by then. said: how far that
+    is."""
+
+    def __init__(self, found: Any, said: str) -> None:
+        super().__init__(found, said)
+        self.found, self.said = found, said
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A recipe's candidates on a device, the best first.

@@ -12,8 +12,9 @@ from tests.planning.ops import gpu
 from tests.planning.toy import Toy
 from tightfit.devices import find_device
 from tightfit.errors import RecipeError
+from tightfit.planning.plan import Interrupted
 from tightfit.planning.search.evaluate import InProcess
-from tightfit.planning.search.every_gpu import GpuRow, Interrupted, compare, parse_prices
+from tightfit.planning.search.every_gpu import GpuRow, compare, parse_prices
 from tightfit.planning.search.search import search
 from tightfit.recipe import Recipe
 from tightfit.trace import Trace, UntracedMemory
@@ -48,7 +49,8 @@ def test_what_was_planned_before_ctrl_c_is_told(toy, devices):
 
     with pytest.raises(Interrupted) as caught:
         compare(RECIPE, devices[:3], toy.tools(), progress=told)
-    assert ([row.device.name for row in caught.value.found.rows], caught.value.asked) == (["roomy"], 3)
+    assert [row.device.name for row in caught.value.found.rows] == ["roomy"]
+    assert caught.value.said == "1 of 3 GPUs were planned"
     with pytest.raises(KeyboardInterrupt) as caught:
         compare(RECIPE, devices[1:3], toy.tools(), progress=told)
     assert not isinstance(caught.value, Interrupted)

@@ -14,6 +14,7 @@ from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import Margin, estimate
+from tightfit.planning.plan import Interrupted
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import evaluate_comparisons
@@ -31,6 +32,7 @@ from tightfit.recipe import Recipe
 MARGIN = Margin(share=0.03, fixed=0)
 FEWER = {"expandable_segments": False, "attention": "sdpa", "loss": "plain", "offload": "none"}
 """Fields that the toy's costs do not depend on, or not in a way of their own."""
+RECIPE_OF_8 = Recipe(batch_size=8, compile="off")
 
 
 def brute_force(toy, recipe, device):
@@ -61,6 +63,25 @@ def of(toy, memory, device=None, **fields):
     aligned = {"vocab_size": 50_304}  # or the gain from padding it would be asked for
     recipe = Recipe.from_dict({"batch_size": 16, "loading": {"workers": 2}, **FEWER, **aligned, **fields})
     return search(recipe, device or gpu(memory), toy.tools(MARGIN))
+
+
+@pytest.mark.parametrize("for_run", [False, True])
+def test_ctrl_c_leaves_the_best_so_far_but_of_a_run_that_begins(for_run):
+    toy = Toy.drawn(3)
+
+    def told(done, count, text):
+        if "so far" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        search(RECIPE_OF_8, gpu(1 << 40), toy.tools(), progress=told, for_run=for_run)
+    assert isinstance(caught.value, Interrupted) is not for_run
+    if not for_run:
+        plan = caught.value.found
+        assert plan.chosen.estimate.fit_rank.fits
+        assert plan.predictions < search(RECIPE_OF_8, gpu(1 << 40), toy.tools()).predictions
+        assert "The fastest of those tried by then." in plan.reasons
+        assert f"best of {plan.predictions} traces" in caught.value.said
 
 
 @pytest.mark.parametrize(("allow_numerics", "batch", "seeds"), [(False, 8, (12, 15, 27, 39)), (True, 4, (13,))])

@@ -11,7 +11,7 @@ from typing import Any
 from tightfit.devices import Device, find_device
 from tightfit.errors import RecipeError, Refused
 from tightfit.planning.estimate import Tools
-from tightfit.planning.plan import Candidate, Plan
+from tightfit.planning.plan import Candidate, Interrupted, Plan
 from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress
 from tightfit.planning.search.search import search
 from tightfit.planning.whole_run import WholeRun, parse_price
@@ -77,14 +77,6 @@ class Comparison:
         return replace(self, rows=tuple(sorted(rows, key=_place)))
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a comparison. found: of the GPUs planned by then. asked: how many there were to plan."""
-
-    def __init__(self, found: Comparison, asked: int) -> None:
-        super().__init__(found, asked)
-        self.found, self.asked = found, asked
-
-
 def compare(
     recipe: Recipe,
     devices: Iterable[Device],
@@ -110,7 +102,8 @@ def compare(
         except KeyboardInterrupt:
             if not rows:
                 raise
-            raise Interrupted(Comparison(asked=recipe, rows=tuple(rows)).priced({}), len(ordered)) from None
+            found = Comparison(asked=recipe, rows=tuple(rows)).priced({})
+            raise Interrupted(found, f"{len(rows)} of {len(ordered)} GPUs were planned") from None
     return Comparison(asked=recipe, rows=tuple(rows)).priced({})
 
 

@@ -137,6 +137,8 @@ def _fastest(exploration: Exploration, best: Pair) -> str:
     speed = exploration.speed
     faster = [pair for pair, other in exploration.found.items()
               if other.fit_rank.fits and faster_by(speed(pair), speed(best)) > 0]
+    if not exploration.over:
+        return "The fastest of those tried by then"
     if not faster:
         return "The fastest that fits"
     if min(exploration.found[pair].fit_rank for pair in faster) > found.fit_rank:

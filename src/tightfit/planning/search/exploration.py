@@ -48,6 +48,8 @@ class Exploration:
         self.sizes = list(space.sizes)
         self.considered: list[Combination] = []
         self.notes: list[str] = []
+        self.over = True
+        """Whether the search came to its own end, and not to Ctrl-C's."""
         self.compared: list[Pair] = []
         """Pairs to be shown beside the choice."""
         self.ahead: list[Pair] = []

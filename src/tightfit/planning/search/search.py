@@ -16,7 +16,7 @@ from tightfit.garbage import gc_paused
 from tightfit.model_facts import experts_per_token, model_facts
 from tightfit.models import read_config
 from tightfit.planning.estimate import Tools
-from tightfit.planning.plan import Candidate, Plan
+from tightfit.planning.plan import Candidate, Interrupted, Plan
 from tightfit.planning.search.answers import TRAINING_ALONE, all_answers, brief_answers
 from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.choose import choose
@@ -45,7 +45,7 @@ from tightfit.planning.targets import Target
 from tightfit.recipe import Recipe
 from tightfit.recipe.hf_arguments.table import without_effect
 from tightfit.tasks import TASKS
-from tightfit.text import size
+from tightfit.text import counted, size
 
 TRACES, COMPILATIONS = 72, 16
 """Traces that a search makes at most, a compiled one counted as several; and the same where every prediction compiles
@@ -91,7 +91,7 @@ def search(
     `max_steps`, compiling counted. evaluator: evaluates in place of `tools`, such as a pool of processes.
 
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
-    model that cannot be traced, with what can be said all the same.
+    model that cannot be traced, with what can be said all the same; Interrupted at Ctrl-C where something fits by then.
     """
     compiles, inference = recipe.backend.compiles_whole_steps, recipe.mode == "inference"
     if compiles and inference:
@@ -109,10 +109,16 @@ def search(
         exploration.ahead = known_ahead(exploration, catalogue)
     try:
         explore(exploration)
+        if not comparing:
+            evaluate_comparisons(exploration)
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
-    if not comparing:
-        evaluate_comparisons(exploration)
+    except KeyboardInterrupt:
+        if comparing or for_run or choose(exploration) is None:
+            raise
+        exploration.over = False
+        said = f"the search was not over; this is the best of {counted(exploration.budget.made, 'trace')}"
+        raise Interrupted(_plan(exploration, recipe, (), comparing=True), said) from None
     return _plan(exploration, recipe, catalogue, comparing)
 
 
