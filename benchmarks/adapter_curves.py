@@ -32,6 +32,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "dora": {"trainable": "dora"},
     "layers": {"trainable": {"name": "layers", "names": ["h.1", "ln_f"]}, "learning_rate": ALL},
     "lora, bf16": {"trainable": "lora", "precision": "bf16", "base": "bf16"},
+    "lora, fp16": {"trainable": "lora", "precision": "fp16", "base": "fp16"},
     "lora, int8": {"trainable": "lora", "base": "int8"},
     "lora, nf4": {"trainable": "lora", "base": "nf4"},
 }

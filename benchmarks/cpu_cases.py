@@ -127,6 +127,7 @@ ADAPTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gpt2", {"trainable": "dora", "base": "int8", "micro_batch_size": 4}),
     ("bart", {"trainable": {"name": "lora", "dropout": 0.1}, "base": "bf16", "precision": "bf16", "loss": _CHUNKS}),
     ("qwen3", {"trainable": {"name": "layers", "names": ["layers.1", "lm_head"]}, "checkpointing": "selective"}),
+    ("llama", {"trainable": "lora", "base": "fp16", "precision": "fp16", "micro_batch_size": 2}),
 )
 """Cases of frozen weights: either kind of linear layer, and each way to hold them."""
 

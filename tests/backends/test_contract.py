@@ -32,6 +32,7 @@ NEEDS = {
     "per-block": {"micro_batch_size": 4}, "whole": {"micro_batch_size": 4},  # one shape, compiled once
     "lion": {"learning_rate": 3e-3}, "sgd": {"learning_rate": 0.5}, "adafactor": {"learning_rate": 3e-2},
     "lora": LOW_RANK, "dora": LOW_RANK, "int8": ADAPTED, "nf4": ADAPTED, "base=bf16": ADAPTED,
+    "base=fp16": {**ADAPTED, "precision": "fp16"},
 }
 """What a technique wants of the rest of the recipe to learn this task."""
 NAMES = {"PytorchBackend": "pytorch", "JaxBackend": "jax"}

@@ -47,10 +47,15 @@ def test_a_gpu_recipe_is_planned_and_keeps_its_pins(tiny, told):
     ({"trainable": "lora"}, "bf16"), ({"trainable": "lora", "precision": "fp32"}, "as-is"),
     ({"trainable": "lora", "precision": "bf16-pure"}, "as-is"), ({"trainable": "lora", "base": "nf4"}, "nf4"),
     ({"trainable": {"name": "layers", "names": ["ln_f"]}}, "as-is"), ({}, "as-is"),
-    ({"trainable": "lora", "mode": "inference"}, "as-is"),
+    ({"trainable": "lora", "mode": "inference"}, "as-is"), ({"trainable": "lora", "precision": "fp16"}, "fp16"),
 ])
-def test_frozen_weights_are_in_bf16_beside_adapters_that_compute_in_it(fields, held):
+def test_frozen_weights_are_in_the_16_bits_that_adapters_beside_them_compute_in(fields, held):
     assert resolve(Recipe.from_dict({"model": "gpt2", **fields}), RTX_4090.device).base.name == held
+
+
+def test_frozen_weights_are_in_fp16_on_a_card_that_does_not_compute_in_bf16():
+    settled = resolve(Recipe.from_dict({"model": "gpt2", "trainable": "lora"}), find_device("t4"))
+    assert (settled.precision.name, settled.base.name) == ("fp16", "fp16")
 
 
 def test_a_recipe_with_nothing_open_is_not_planned(tiny, told):

@@ -109,8 +109,8 @@ class Recipe(TechniqueFacts, BaseModel):
     trainable: Annotated[Trainable, *slot_field("trainable")] = All()
     """Parts that are trained: all, lora, dora, or named layers."""
     base: Annotated[Base | Auto, *slot_field("base")] = "auto"
-    """Format of weights that are not trained: as-is, bf16, int8, nf4; `auto` is bf16 beside adapters that compute in
-    it, else as-is."""
+    """Format of weights that are not trained: as-is, bf16, fp16, int8, nf4; `auto` is bf16 or fp16 beside adapters
+    that compute in it, else as-is."""
     precision: Annotated[Precision | Auto, *slot_field("precision")] = "auto"
     """Number formats: fp32, tf32, fp16, bf16, bf16-pure, fp8."""
     loss: Annotated[Loss | Auto, *slot_field("loss")] = "auto"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from tightfit.techniques.accumulation import Accumulation, ByBlock, Loop, Scan
 from tightfit.techniques.attention import Attention, Eager, FlashAttn, Flex, Sdpa
 from tightfit.techniques.backend import Backend, Jax, Pytorch
-from tightfit.techniques.base import AsIs, Base, Bf16Base, Int8, Nf4
+from tightfit.techniques.base import AsIs, Base, Bf16Base, Fp16Base, Int8, Nf4
 from tightfit.techniques.checkpointing import (
     AttentionOnly,
     Checkpointing,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tightfit.techniques.precision import Rounding
 
 SLOTS: dict[str, tuple[type[Technique], ...]] = {
-    "base": (AsIs, Bf16Base, Int8, Nf4),
+    "base": (AsIs, Bf16Base, Fp16Base, Int8, Nf4),
     "trainable": (All, Lora, Dora, Layers),
     "attention": (Eager, Sdpa, Flex, FlashAttn),
     "precision": (Fp32, Fp16, Bf16, Bf16Pure, Fp8),

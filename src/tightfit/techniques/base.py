@@ -55,16 +55,15 @@ class AsIs(Base):
 
 
 @technique
-class Bf16Base(Base):
-    """Hold frozen weights in bf16, whatever the trained ones are held in: what LoRA usually means."""
-
-    name: ClassVar[str] = "bf16"
+class _Half(Base):
     exact: ClassVar[Exactness] = "changes"
     tolerance: ClassVar[float] = 0.05
     numerics_change: ClassVar[int] = 1
     speed: ClassVar[str] = "faster than as-is: no casts of weights"
     memory: ClassVar[str] = "2 bytes a frozen weight"
     bytes_held: ClassVar[float] = 2.0
+    held_in: ClassVar[str]
+    """As torch names it."""
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
@@ -72,14 +71,31 @@ class Bf16Base(Base):
         return cls() if recipe.trainable.adapts and holds_fp32 and not cls().refuse(recipe, device) else None
 
     def format(self, recipe: Recipe) -> str:
-        return "bfloat16"
+        return self.held_in
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons, precision = super().refuse(recipe, device), recipe.precision
-        if precision != "auto" and precision.activations_in != "bfloat16":
-            reasons.append(f"precision={precision.name} does not compute in bf16; write precision=bf16, or "
-                           "base=as-is, or base=int8")
+        if precision != "auto" and precision.activations_in != self.held_in:
+            reasons.append(f"precision={precision.name} does not compute in {self.name}; write precision={self.name}, "
+                           "or base=as-is, or base=int8")
         return reasons
+
+
+@technique
+class Bf16Base(_Half):
+    """Hold frozen weights in bf16, whatever the trained ones are held in: what LoRA usually means."""
+
+    name: ClassVar[str] = "bf16"
+    held_in: ClassVar[str] = "bfloat16"
+
+
+@technique
+class Fp16Base(_Half):
+    """Hold frozen weights in fp16, whatever the trained ones are held in: LoRA on a card that does not compute in
+    bf16. What a model adds up from block to block is in fp16 then: a loss that is not finite asks for as-is."""
+
+    name: ClassVar[str] = "fp16"
+    held_in: ClassVar[str] = "float16"
 
 
 @technique

@@ -49,7 +49,7 @@ XLA_COMPILES = "XLA compiles every step whole, and torch.compile has no part in 
 QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or optimizer=lion, or backend=pytorch"
 
 ABSENT: Mapping[type[Technique], str] = {
-    **dict.fromkeys((techniques.base.Bf16Base, techniques.base.Int8, techniques.base.Nf4),
+    **dict.fromkeys((techniques.base.Bf16Base, techniques.base.Fp16Base, techniques.base.Int8, techniques.base.Nf4),
                     "all of a step's weights are trained and have one format; write base=as-is, or backend=pytorch"),
     **dict.fromkeys((techniques.trainable.Lora, techniques.trainable.Dora, techniques.trainable.Layers),
                     "gradients are of all weights at once; write trainable=all, or backend=pytorch"),

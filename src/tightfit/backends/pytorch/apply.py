@@ -27,6 +27,7 @@ def later(module: str, name: str) -> Callable[[Any, Build], Build]:
 APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     techniques.base.AsIs: unchanged,
     techniques.base.Bf16Base: later("adapters.apply", "apply_base"),
+    techniques.base.Fp16Base: later("adapters.apply", "apply_base"),
     techniques.base.Int8: later("adapters.apply", "apply_base"),
     techniques.base.Nf4: later("adapters.apply", "apply_base"),
     techniques.trainable.All: unchanged,

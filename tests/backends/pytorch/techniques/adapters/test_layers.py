@@ -125,15 +125,16 @@ def test_the_forward_pass_and_the_gradients_are_pefts(name, form):
 
 
 @pytest.mark.parametrize("form", ["lora", "dora"])
-@pytest.mark.parametrize("base", ["as-is", "bf16", "int8", "nf4"])
+@pytest.mark.parametrize("base", ["as-is", "bf16", "fp16", "int8", "nf4"])
 def test_a_model_starts_as_its_base_is_and_trains_the_factors_alone(form, base):
-    precision = "bf16" if base == "bf16" else "fp32"
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    precision = base if base in half else "fp32"
     model = adapted(tiny_model("llama"), "llama", trainable=FORMS[form], base=base, precision=precision)
     trained = {name.rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {"lora_a", "lora_b", *(["lora_magnitude"] if form == "dora" else [])}
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
     held = {p.dtype for p in model.parameters() if not p.requires_grad}
-    assert held == {torch.bfloat16 if base == "bf16" else torch.float32}
+    assert held == {half.get(base, torch.float32)}
     for _, layer in frozen_layers(model):
         torch.testing.assert_close(merged_weight(layer, torch.float32), full_weight(layer, torch.float32))
 

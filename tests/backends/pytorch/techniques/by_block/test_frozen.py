@@ -34,6 +34,7 @@ from tightfit.recipe import Recipe
 from tightfit.trace import COPIES, Stream
 
 BASES: dict[str, dict[str, Any]] = {"as-is": {}, "bf16": {"base": "bf16", "precision": "bf16"},
+                                    "fp16": {"base": "fp16", "precision": "fp16"},
                                     "int8": {"base": "int8"}, "nf4": {"base": "nf4"}}
 AFTER = {**UPWARD, "update": "after-backward"}
 """Updates behind the backward pass, of what is on the device already."""
@@ -46,7 +47,7 @@ def plain(trained: str, base: str, architecture: str = "llama") -> Run:
 
 
 @pytest.mark.parametrize("base", [
-    pytest.param(name, marks=[pytest.mark.cold] * (name in ("bf16", "int8"))) for name in BASES])
+    pytest.param(name, marks=[pytest.mark.cold] * (name in ("bf16", "fp16", "int8"))) for name in BASES])
 @pytest.mark.parametrize("trained", [
     pytest.param(name, marks=[pytest.mark.cold] * (name == "dora")) for name in FROZEN])
 def test_streamed_frozen_weights_are_the_plain_ones(trained, base):
