@@ -38,7 +38,7 @@ from tightfit.system import STOPPING
     (["bert-large", "--gpu", "2000GB"], "gpu: '2000GB' should be at least 2GB"),
     (["bert-large", "--gpu-memory", "lots"], "gpu-memory: 'lots'"),
     (["bert-large", "seq_length=8"], "seq_length"),
-    (["fp16-batch", "precision=bf16"], "precision: the rungs of fp16-batch set it themselves"),
+    (["fp16-batch", "precision=bf16"], "such as tightfit ladder mine.yaml precision=bf16"),
     (["bert-large", "--limit", "inf"], "less than or equal to 604800"),
     (["bert-large", "--steps", "10000000"], "less than or equal to 1000000"),
     (["bert-large", "--picture", "ladder.jpg"], "picture: ladder.jpg ends in '.jpg'; write a name that ends in .png"),

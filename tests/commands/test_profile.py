@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.failing import failing
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measure import step_profiler
 from tightfit.errors import ModelError
+from tightfit.profiling import measure
 from tightfit.profiling import profile as profiles
 from tightfit.trace import Phase
 
@@ -116,9 +118,17 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_cut(run, monkeypatch, tmp
     monkeypatch.setattr(step_profiler.shutil, "copyfileobj", failing(OSError(28, "No space left on device")))
     status, _, err = run("profile", "tiny.yaml", "device=cpu")
     assert status == 2
-    assert err.splitlines()[-1] == ("tightfit: runs/tiny/trace.json.gz: cannot be written (No space left on device); "
-                                    "free some space, or write another output_dir=...")
+    assert re.fullmatch(r"tightfit: runs/tiny/unfinished-\w+/trace\.json\.gz: cannot be written \(No space left on "
+                        r"device\); free some space, or write another output_dir=\.\.\.", err.splitlines()[-1])
     assert list((tmp_path / "runs/tiny").iterdir()) == []
+
+
+def test_an_interrupted_profile_leaves_the_one_before_it_whole(run, monkeypatch, tmp_path):
+    assert run("profile", "tiny.yaml", "device=cpu")[0] == 0
+    files = {path: path.read_bytes() for path in (tmp_path / "runs/tiny").rglob("*") if path.is_file()}
+    monkeypatch.setattr(measure, "prediction", failing(KeyboardInterrupt()))
+    assert run("profile", "tiny.yaml", "device=cpu", "seed=7")[0] == 130
+    assert {path: path.read_bytes() for path in (tmp_path / "runs/tiny").rglob("*") if path.is_file()} == files
 
 
 @pytest.mark.parametrize(("words", "expected"), [

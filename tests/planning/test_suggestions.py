@@ -71,5 +71,8 @@ def test_advice_where_no_field_saves_anything() -> None:
 
 def test_advice_against_numbers_that_run_away() -> None:
     recipe = Recipe.from_dict({"learning_rate": 3e-4, "precision": "fp16", "max_grad_norm": 0.0})
-    assert stability_suggestions(recipe) == [
-        "learning_rate=0.0001", "warmup_steps=100", "max_grad_norm=1.0", "precision=fp32"]
+    wanted = ["learning_rate=0.0001", "warmup_steps=100", "max_grad_norm=1.0", "precision=fp32"]
+    assert stability_suggestions(recipe) == wanted
+    assert stability_suggestions(recipe.override(learning_rate=1e30))[0] == "learning_rate=0.001"
+    adapted = recipe.override(trainable="lora", precision="fp16", base="fp16")
+    assert stability_suggestions(adapted) == [*wanted[:-1], "precision=fp32 base=as-is"]

@@ -133,7 +133,7 @@ def _check_free(fields: Sequence[str], ladder: Ladder) -> None:
         field = word.partition("=")[0].partition(".")[0]
         if field in taken:
             raise RecipeError(f"{field}: the rungs of {ladder.name} set it themselves; leave it out, or run a ladder "
-                              f"of your own recipe, such as tightfit ladder {ladder.base['model']} {word}")
+                              f"of your own recipe, such as tightfit ladder mine.yaml {word}")
 
 
 def _scale(asked: str | None, ladder: Ladder) -> Scale | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
@@ -50,10 +51,15 @@ def _measured(name: str, overrides: Sequence[str], console: Console) -> Path:
     recipe = recipe_for_machine(name, overrides=overrides)
     folder = run_path(recipe, name)
     folder.mkdir(parents=True, exist_ok=True)
-    with Terminal(console) as terminal:
-        profile, measured, plan = profile_recipe(recipe, listener=terminal, chrome_trace=folder / CHROME_TRACE,
+    # The trace lies aside until the rest is there: an interrupted profile leaves the one before it whole.
+    with TemporaryDirectory(dir=folder, prefix="unfinished-") as aside, Terminal(console) as terminal:
+        trace = Path(aside, CHROME_TRACE)
+        profile, measured, plan = profile_recipe(recipe, listener=terminal, chrome_trace=trace,
                                                  watch=lambda device: watched(device.uuid))
-    return _kept(profile, measured, plan, folder)
+        _kept(profile, measured, plan, folder)
+        if trace.exists():
+            trace.replace(folder / CHROME_TRACE)
+    return folder
 
 
 def _predicted(name: str, overrides: Sequence[str], gpu: str, console: Console) -> Path:

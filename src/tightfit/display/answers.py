@@ -127,7 +127,7 @@ def _host_memory(memory: Memory, device: Device) -> str:
     held = size(device.cards * memory.host)
     if not device.host_assumed:
         return f"{held} of {size(there)}{each}"
-    return f"{held} of {size(there)} assumed{each}; write --host-memory {512 if each else 64}GB for yours"
+    return f"{held} of {size(there)} assumed{each}; write --host-memory SIZE for yours"
 
 
 def _trade_offs(chosen: Candidate) -> str:

@@ -224,7 +224,7 @@ class Estimate:
     """Predicted memory and time of one resolved recipe.
 
     untraced: memory that no trace shows; `memory` holds it.
-    notes: sentences about how sure the figures are.
+    notes: sentences about how sure the figures are; those of `memory` are its own.
     """
 
     memory: Memory

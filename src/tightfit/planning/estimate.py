@@ -183,7 +183,7 @@ def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> Esti
     memory = predict_memory(trace, recipe, device, tools)
     time, emptied = _emptying(time.longer(memory.taken_again * SEGMENT_SECONDS), memory, recipe)
     return Estimate(memory=memory, time=time, untraced=tuple(trace.untraced),
-                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *memory.notes, *emptied])))
+                    notes=tuple(dict.fromkeys([*trace.notes, *notes, *emptied])))
 
 
 def settings_of(recipe: Recipe) -> AllocatorSettings:

@@ -67,13 +67,15 @@ def with_suggestions(error: OutOfMemory, recipe: Recipe, device: Device) -> OutO
 
 def stability_suggestions(recipe: Recipe) -> list[str]:
     """Recipe changes that keep numbers finite."""
+    lower = recipe.learning_rate / 3 if recipe.learning_rate <= 1 else 1e-3  # beyond 1 it is a slip of the hand
     changes = [
-        f"learning_rate={recipe.learning_rate / 3:.1g}",
+        f"learning_rate={lower:.1g}",
         f"warmup_steps={max(2 * recipe.warmup, 100)}",
     ]
     if recipe.max_grad_norm == 0.0:
         changes.append("max_grad_norm=1.0")
     if recipe.is_half:
-        changes.append("precision=fp32")
+        held = recipe.frozen_base.bytes_held == 2  # which fp32 does not go with
+        changes.append("precision=fp32" + " base=as-is" * held)
     return changes
 

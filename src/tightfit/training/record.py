@@ -47,7 +47,7 @@ def record_of(folder: Path) -> Record | None:
     with _reading(folder / METRICS):
         lines = _logged_lines(run)
         if finished and not lines and (folder / METRICS).exists():
-            raise ValueError("it is empty")
+            raise ValueError("no line of it is whole")
     if finished:
         with _reading(folder / SUMMARY):
             return Record(Summary.read(folder / SUMMARY).rows(), lines, recipe)

@@ -96,6 +96,18 @@ def test_of_what_is_equally_fast_the_least_memory_counts_the_hosts():
     assert choose(search_so_far) == more_of_the_card
 
 
+def test_of_what_is_equally_fast_what_needs_no_blocks_freed_is_chosen():
+    space = Space(Recipe.from_dict(FIELDS), CARD)
+    search_so_far = Exploration(space, InProcess(Declared(1e9, GIB, {}).tools()), TraceBudget(limit=1),
+                                margin=Margin())
+    freeing, fitting = (space.defaults, 1), (space.defaults, 2)
+    search_so_far.found = {freeing: evaluated(peak_reserved=8 * GIB, retries=2)}
+    assert choose(search_so_far) == freeing
+    search_so_far.found[fitting] = evaluated(peak_reserved=10 * GIB)
+
+    assert choose(search_so_far) == fitting
+
+
 def test_the_smallest_gpu_is_asked_of_shares_too_that_only_a_room_gave():
     space = Space(Recipe.from_dict({**FIELDS, "compile": "off"}), CARD)
     search_so_far = Exploration(space, InProcess(Declared(1e12, GIB, SPEEDS).tools()), TraceBudget(limit=9),

@@ -51,11 +51,12 @@ def speed_to_beat(exploration: Exploration, best: Pair | None) -> Callable[[Leve
 
 
 def _plainest(exploration: Exploration, pairs: Sequence[Pair]) -> Pair:
-    """The plainest of one level of what is as fast as the fastest, and of those that none can tell apart the one with
-    the least memory, the host's included."""
+    """The plainest of one level of what is as fast as the fastest, of what the allocator has to free no blocks for
+    where there is such; and of those that none can tell apart the one with the least memory, the host's included."""
     found, space, speed = exploration.found, exploration.space, exploration.speed
     enough = max(map(speed, pairs)) / (1 + CLOCK_ERROR)
     as_fast = [pair for pair in pairs if speed(pair) >= enough]
+    as_fast = [pair for pair in as_fast if not found[pair].estimate.memory.retries] or as_fast
     least = min(space.complexity(choice) for choice, _ in as_fast)
     plain = [pair for pair in as_fast if space.complexity(pair[0]) == least]
     fastest = max(plain, key=speed)

@@ -185,7 +185,7 @@ def faster_by(speed: float, best: float) -> float:
 def memory_shortfall(name: str, memory: Memory) -> str:
     """Sentence on the memory that a combination of that name lacks."""
     if memory.host_missing and not memory.missing:
-        there = "are assumed; write --host-memory 64GB for yours" if memory.host_assumed else "there are"
+        there = "are assumed; write --host-memory SIZE for yours" if memory.host_assumed else "there are"
         return (f"{name} does not fit: it needs {size(memory.host)} of host memory, {size(memory.host_missing)} more "
                 f"than {there}.")
     needed, used = size(memory.needed), size(memory.used)

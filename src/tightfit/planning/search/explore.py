@@ -53,7 +53,7 @@ def explore(exploration: Exploration) -> None:
     except TraceBudgetExceeded:
         if left := len(probes_of(exploration, exploration.considered, FitRank.TIGHT)):
             exploration.notes.append(f"combinations that might be better and were not traced: {left:,}; the limit of "
-                                     f"{exploration.budget.limit} traces was reached")
+                                     f"{exploration.budget.limit} traces was reached, compiled ones counting several")
     if choose(exploration) is None:
         with contextlib.suppress(TraceBudgetExceeded):
             _smallest_memory_first(exploration)

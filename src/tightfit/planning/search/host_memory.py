@@ -60,7 +60,8 @@ def notes_on_host_memory(exploration: Exploration, best: Pair) -> list[str]:
         fields = choices_text(found.recipe, None, tuple(STREAMED))
         notes.append(f"nothing fits with all of the model in the GPU's memory: with {fields}, part of it waits in the "
                      "host's; write offload=none for what would help without")
-    if exploration.space.levels[-1] != space.level(best[0]) and not space.recipe.allow_numerics:
+    milder = space.level(best[0]) == space.levels[0] != space.levels[-1]
+    if milder and not space.recipe.allow_numerics and not space.recipe.trainable.freezes:
         notes.append("optimizer states wait in the host's memory with results as they always are; allow_numerics=true "
                      "also considers 8-bit states and 16-bit weights, which may fit without and be faster")
     return notes

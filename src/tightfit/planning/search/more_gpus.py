@@ -116,8 +116,9 @@ def more_gpus(exploration: Exploration, found: Evaluated) -> str:
     count, drive = _enough(exploration, found), _drive(found, device)
     if count is None:
         return drive
+    samples = f" batch_size={count}" if recipe.batch_size < count else ""
     return (f"{_whole(found, device)}: with nothing in the host's memory parallel=fsdp divides them among about "
-            f"{counted(count, 'such GPU')}; --gpus {count} tells exactly.{drive and ' '}{drive}")
+            f"{counted(count, 'such GPU')}; --gpus {count}{samples} tells exactly.{drive and ' '}{drive}")
 
 
 def _offloads(found: Evaluated) -> bool:
