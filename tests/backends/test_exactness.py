@@ -5,8 +5,10 @@ PyTorch's models compute in either format, JAX's in fp32; those of JAX are read 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,12 @@ from torch.overrides import TorchFunctionMode
 
 from tests.architectures import CAUSAL, IMAGES, MASKED, POSITIONS, SEQ2SEQ, TASK_OF, VOCAB, tiny_model
 from tests.backends.jax.cases import SCANNED, fast_options
-from tightfit.backends.jax.backend import JaxBackend
+from tests.built import built
 from tightfit.backends.jax.loading import stack_micro_batches
 from tightfit.backends.jax.step import Step as JaxStep
 from tightfit.backends.jax.update import global_batch_gradients
-from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import tensor_global_batch
 from tightfit.backends.pytorch.step import Step
-from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, MicroBatch, global_batch_of
 
@@ -86,6 +86,12 @@ def collate(part: list[dict[str, np.ndarray]], task: str) -> MicroBatch:
     return MicroBatch(inputs=inputs, labels=labels, mask="padded", padding=padding)
 
 
+def micro_batches(task: str, split: Iterable[int], seed: int = 0, longest: int = LONGEST) -> tuple[MicroBatch, ...]:
+    """The examples in micro-batches of these sizes."""
+    left = iter(rows(task, seed, longest))
+    return tuple(collate(list(islice(left, size)), task) for size in split)
+
+
 class Wide(TorchFunctionMode):
     """fp64 all through: what a model casts to fp32 on its own, such as its norms and softmax, is cast to fp64."""
 
@@ -124,19 +130,12 @@ def jax_step(folder: Path) -> tuple[JaxStep, dict[str, Any]]:
     """A JAX step of the model in that folder, and room for the program that computes its gradients."""
     recipe = Recipe.from_dict({"backend": SCANNED, "model": str(folder), "batch_size": ROWS, "micro_batch_size": ROWS,
                                "data": "dummy", "device": "cpu", "seq_len": POSITIONS})
-    backend = JaxBackend()
-    device = backend.device(recipe)
-    step = JaxStep(backend.build(resolve(recipe, device), device))
-    return step, {}
+    return JaxStep(built(recipe)), {}
 
 
 def in_jax(folder: Path, split: tuple[int, ...]) -> tuple[dict[str, Tensor], float]:
     step, programs = jax_step(folder)
-    made, parts = rows("causal-lm"), []
-    for size in split:
-        part, made = made[:size], made[size:]
-        parts.append(collate(part, "causal-lm"))
-    global_batch = stack_micro_batches(global_batch_of(tuple(parts)), micro_batches=ROWS, rows=ROWS)
+    global_batch = stack_micro_batches(global_batch_of(micro_batches("causal-lm", split)), ROWS, ROWS)
     count = np.int32(global_batch.count)
     if not programs:
         compute = jax.jit(lambda params, arrays, count: global_batch_gradients(step.build, params, arrays, count, None))
@@ -150,22 +149,14 @@ def in_jax(folder: Path, split: tuple[int, ...]) -> tuple[dict[str, Tensor], flo
 def in_pytorch(
     name: str, task: str, split: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], float]:
-    recipe = Recipe.from_dict({
+    build = built({
         "task": task, "micro_batch_size": max(split), "batch_size": ROWS, "max_grad_norm": 0.0, "data": "dummy",
         "device": "cpu", "seq_len": POSITIONS,
-    })
-    backend = PytorchBackend()
-    device = backend.device(recipe)
-    build = backend.build(resolve(recipe, device), device, tiny_model(name, task).to(dtype))
-    step = Step(build)
-    made, parts = rows(task), []
-    for size in split:
-        part, made = made[:size], made[size:]
-        batch = collate(part, task)
-        if task == "image-classification":
-            batch.inputs["pixel_values"] = batch.inputs["pixel_values"].astype(str(dtype).removeprefix("torch."))
-        parts.append(batch)
-    global_batch = global_batch_of(tuple(parts))
+    }, tiny_model(name, task).to(dtype))
+    step, parts = Step(build), micro_batches(task, split)
+    for batch in parts if task == "image-classification" else ():
+        batch.inputs["pixel_values"] = batch.inputs["pixel_values"].astype(str(dtype).removeprefix("torch."))
+    global_batch = global_batch_of(parts)
     with Wide() if dtype == torch.float64 else nullcontext():
         total = step.accumulate(tensor_global_batch(global_batch))
     found = {n: p.grad.clone() for n, p in build.model.named_parameters() if p.grad is not None}
@@ -229,20 +220,14 @@ def test_clipping_under_accumulation_is_exact(backend, split, request, tmp_path_
 
     def updated(parts: tuple[int, ...]) -> dict[str, Tensor]:
         recipe = Recipe.from_dict({**wanted, "micro_batch_size": max(parts)})
-        made, batches = rows("causal-lm"), []
-        for size in parts:
-            part, made = made[:size], made[size:]
-            batches.append(collate(part, "causal-lm"))
-        global_batch = global_batch_of(tuple(batches))
+        global_batch = global_batch_of(micro_batches("causal-lm", parts))
         if backend == "jax":
-            device = JaxBackend().device(recipe)
-            jax_step = JaxStep(JaxBackend().build(resolve(recipe, device), device))
+            jax_step = JaxStep(built(recipe))
             result = jax_step(stack_micro_batches(global_batch, ROWS, ROWS), 1.0).read()
             weights = jax_step.build.network.unstack_layers(jax.device_get(jax_step.state["params"]))
             after = {n: torch.tensor(array).double() for n, array in weights.items()}
         else:
-            device = PytorchBackend().device(recipe)
-            build = PytorchBackend().build(resolve(recipe, device), device, tiny_model("llama").double())
+            build = built(recipe, tiny_model("llama").double())
             result = Step(build)(tensor_global_batch(global_batch), 1.0).read()
             after = {n: p.detach().clone() for n, p in build.model.named_parameters()}
         assert result.grad_norm is not None

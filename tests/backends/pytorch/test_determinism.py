@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.built import built
 from tests.training.runs import final_weights
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import find_device
@@ -39,9 +40,7 @@ class Putting(nn.Module):
 
 
 def test_it_holds_while_steps_run_and_no_longer(tiny):
-    backend = PytorchBackend()
-    recipe = Recipe.from_dict({**tiny, "deterministic": True})
-    build = backend.build(resolve(recipe, backend.device(recipe)), backend.device(recipe))
+    build = built({**tiny, "deterministic": True})
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     for _ in range(2):
         assert not torch.are_deterministic_algorithms_enabled()

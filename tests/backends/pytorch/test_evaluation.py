@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.built import built
 from tightfit.backends.pytorch.backend import PytorchBackend
+from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.techniques.loss.of_logits import Tally
 from tightfit.devices import Device
 from tightfit.metrics import METRICS, Evaluation, evaluation_metrics
@@ -32,12 +34,9 @@ class Echo(nn.Module):
 
 def evaluation(task: str, classes: int, predicted: list[list[int]], labels: list[Any]) -> Evaluation:
     """Of micro-batches whose predictions and labels are given."""
-    recipe = Recipe.from_dict({"task": task, "vocab_size": classes, "num_labels": classes, "batch_size": 8,
-                               "micro_batch_size": 4, "device": "cpu", "data": "dummy"})  # fmt: skip
-    backend = PytorchBackend()
-    device = backend.device(recipe)
-    step = backend.step(backend.build(resolve(recipe, device), device, Echo(classes)))
-    return step.evaluate([global_batch_of(tuple(
+    build = built({"task": task, "vocab_size": classes, "num_labels": classes, "batch_size": 8,
+                   "micro_batch_size": 4, "device": "cpu", "data": "dummy"}, Echo(classes))  # fmt: skip
+    return Step(build).evaluate([global_batch_of(tuple(
         MicroBatch(inputs={"input_ids": np.array(p)}, labels=np.array(wanted))
         for p, wanted in zip(predicted, labels, strict=True)))])
 

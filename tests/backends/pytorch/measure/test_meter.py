@@ -8,14 +8,10 @@ import time
 import pytest
 import torch
 
+from tests.built import built, global_batches_of
 from tightfit.backends import load_backend
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.measure.meter import Meter, live_bytes
-from tightfit.data import prepare
-from tightfit.data.loading import GlobalBatchLoader
-from tightfit.model_facts import model_facts
-from tightfit.planning.defaults import resolve
-from tightfit.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -65,17 +61,13 @@ def test_tensors_that_share_memory_count_once_and_gradients_count() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"checkpointing": "every-block"}, {"optimizer": "adamw-8bit"}])
 def test_a_steps_peak_is_the_profiles(changes: dict[str, str]) -> None:
-    backend = load_backend("pytorch")
-    recipe = Recipe.from_dict({**TINY, **changes})
-    device = backend.device(recipe)
-    recipe = resolve(recipe, device)
-    peaks = []
+    backend, peaks = load_backend("pytorch"), []
     for way in ("time", "measure"):
         gc.collect()
         others = live_bytes()  # of tests that ran before in this process
-        step = backend.step(backend.build(recipe, device))
-        global_batches = step.global_batches(
-            GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe), 0, 16)
+        build = built({**TINY, **changes})
+        step = backend.step(build)
+        global_batches = step.global_batches(global_batches_of(build), 0, 16)
         if way == "time":
             timed = backend.time(step, global_batches, 1, 2)
             peaks.append(timed.peak_allocated - others)

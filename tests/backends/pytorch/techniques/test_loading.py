@@ -17,13 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tightfit.backends.pytorch.backend import PytorchBackend
+from tests.built import built
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.loading import loading
 from tightfit.errors import DataError, MissingLibrary, Refused
-from tightfit.planning.defaults import resolve
-from tightfit.recipe import Recipe
 from tightfit.tasks import GlobalBatch, MicroBatch, global_batch_of
 from tightfit.techniques.loading import Loading
 from tightfit.training.stopping import StopRequest
@@ -47,9 +45,7 @@ class Source:
 
 @pytest.fixture
 def build(tiny) -> Build:
-    backend, recipe = PytorchBackend(), Recipe.from_dict(tiny)
-    device = backend.device(recipe)
-    return backend.build(resolve(recipe, device), device)
+    return built(tiny)
 
 
 def global_batches(build: Build, source: Source, workers: int, stop: int = 12) -> Iterator[TensorGlobalBatch]:
@@ -135,10 +131,7 @@ def test_a_script_that_guards_nothing_trains_with_workers(tiny, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("workers", [0, 2])
 def test_global_batches_arrive_in_pinned_memory(tiny, workers):
-    backend, recipe = PytorchBackend(), Recipe.from_dict({**tiny, "device": "cuda"})
-    device = backend.device(recipe)
-    source = Source(micro_batches=3, fails_at=2)
-    made = global_batches(backend.build(resolve(recipe, device), device), source, workers)
+    made = global_batches(built({**tiny, "device": "cuda"}), Source(micro_batches=3, fails_at=2), workers)
     batches = [batch for _ in range(2) for batch in next(made).micro_batches]
     assert all(batch.labels.is_pinned() and batch.inputs["input_ids"].is_pinned() for batch in batches)
     with pytest.raises(DataError, match=r"^data: global batch 2 cannot be read$"):

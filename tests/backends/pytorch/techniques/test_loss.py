@@ -13,7 +13,8 @@ import transformers
 from torch import nn
 
 from tests.architectures import CAUSAL, MASKED, SEQ2SEQ, TASK_OF, VOCAB, tiny_config, tiny_model
-from tests.backends.test_exactness import DTYPES, ROWS, Wide, collate, rows, worst
+from tests.backends.test_exactness import DTYPES, ROWS, Wide, micro_batches, worst
+from tests.built import built
 from tightfit import apply, plan
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
@@ -59,20 +60,15 @@ def packed_rows() -> MicroBatch:
 
 
 def step_of(model: nn.Module, task: str, loss: object, **changes: object) -> Step:
-    recipe = Recipe.from_dict({
+    return Step(built({
         "task": task, "micro_batch_size": 2, "batch_size": ROWS, "max_grad_norm": 0.0, "data": "dummy", "device": "cpu",
         "seq_len": 40, "loss": loss, **changes,
-    })
-    backend = PytorchBackend()
-    device = backend.device(recipe)
-    return Step(backend.build(resolve(recipe, device), device, model))
+    }, model))
 
 
 def learned(step: Step, task: str, packed: bool = False) -> tuple[dict[str, torch.Tensor], float]:
     """The gradients of a global batch of three micro-batches, and its mean loss."""
-    made = rows(task)
-    parts = (packed_rows(),) if packed else tuple(collate(made[at : at + 2], task) for at in range(0, ROWS, 2))
-    global_batch = global_batch_of(parts)
+    global_batch = global_batch_of((packed_rows(),) if packed else micro_batches(task, (2, 2, 2)))
     wide = next(step.build.model.parameters()).dtype == torch.float64
     with Wide() if wide else torch.enable_grad():
         total = step.accumulate(tensor_global_batch(global_batch))
@@ -171,7 +167,7 @@ def test_an_automatic_chunk_is_a_power_of_two_within_its_bytes():
 
 def test_evaluation_generation_and_what_is_saved_are_the_models_own(tmp_path):
     plain, chunked = (step_of(tiny_model("bart"), "seq2seq", loss) for loss in ("plain", SMALL))
-    global_batch = tensor_global_batch(global_batch_of((collate(rows("seq2seq"), "seq2seq"),)))
+    global_batch = tensor_global_batch(global_batch_of(micro_batches("seq2seq", (ROWS,))))
     one, other = chunked.evaluate([global_batch]), plain.evaluate([global_batch])
     assert one.loss.mean == pytest.approx(other.loss.mean, rel=1e-6)
     assert one.correct == other.correct > 0
@@ -294,7 +290,7 @@ def test_a_plan_puts_its_work_in_the_head():
 @pytest.mark.usefixtures("few_objects")
 def test_a_profile_puts_its_work_in_the_head():
     step = step_of(tiny_model("gpt2"), "causal-lm", SMALL)
-    global_batch = tensor_global_batch(global_batch_of((collate(rows("causal-lm"), "causal-lm"),)))
+    global_batch = tensor_global_batch(global_batch_of(micro_batches("causal-lm", (ROWS,))))
     trace = measure(PytorchBackend(), step, iter([global_batch] * 9)).trace
     work = [op for op in trace.ops if "log_softmax" in op.name or op.name == "aten.mul_.Tensor"]
     places = {(op.module, op.phase.value) for op in work}

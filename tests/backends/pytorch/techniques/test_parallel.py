@@ -5,14 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tightfit.backends.pytorch.backend import PytorchBackend
+from tests.built import built, global_batches_of
 from tightfit.backends.pytorch.batch import tensor_global_batch
 from tightfit.backends.pytorch.techniques.parallel import LossModule
-from tightfit.data import prepare
-from tightfit.data.loading import GlobalBatchLoader
-from tightfit.model_facts import model_facts
-from tightfit.planning.defaults import resolve
-from tightfit.recipe import Recipe
 
 
 def copied(module: torch.nn.Module) -> torch.nn.Module:
@@ -34,11 +29,8 @@ IMAGES = {"model": "vit-base", "task": "image-classification", "num_labels": 4, 
 
 @pytest.mark.parametrize("changes", [{}, IMAGES], ids=["gpt2", "vit"])
 def test_a_copy_of_the_model_has_the_models_loss_and_gradients(tiny, changes):
-    recipe, backend = Recipe.from_dict({**tiny, **changes}), PytorchBackend()
-    recipe = resolve(recipe, backend.device(recipe))
-    build = backend.build(recipe, backend.device(recipe))
-    data = GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe)
-    batch = vars(tensor_global_batch(data.global_batch(0)).micro_batches[0])
+    build = built({**tiny, **changes})
+    batch = vars(tensor_global_batch(global_batches_of(build).global_batch(0)).micro_batches[0])
     losses, gradients = [], []
     for module in (LossModule(build), copied(LossModule(build))):
         loss = module(**batch).sum()

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from tests.architectures import tiny_model
-from tightfit.backends.pytorch.backend import PytorchBackend
+from tests.built import built
 from tightfit.backends.pytorch.models import build_model
 from tightfit.backends.pytorch.techniques.precision import fp32_products
-from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.tasks import get_task
 
@@ -103,17 +102,14 @@ def test_built_in_bf16_is_the_fp32_build_rounded(model, overrides):
 
 def test_weights_are_never_wider_on_the_device(tiny, monkeypatch):
     """What the backend asks the model to be built in, for a build of its own and for a module that it is given."""
-    backend = PytorchBackend()
-    recipe = Recipe.from_dict({**tiny, "precision": "bf16-pure"})
-    device = backend.device(recipe)
-    asked = []
+    values, asked = {**tiny, "precision": "bf16-pure"}, []
 
     def seen(recipe, task, device, dtype, *others):
         asked.append(dtype)
         return build_model(recipe, task, device, dtype, *others)
 
     monkeypatch.setattr("tightfit.backends.pytorch.assembly.build_model", seen)
-    backend.build(resolve(recipe, device), device)
+    built(values)
     assert asked == [torch.bfloat16]
 
     moved = []
@@ -125,7 +121,6 @@ def test_weights_are_never_wider_on_the_device(tiny, monkeypatch):
         return move(self, *args, **kwargs)
 
     monkeypatch.setattr(nn.Module, "to", to)
-    build = backend.build(resolve(recipe, device), device, given)
-    assert build.model is given
+    assert built(values, given).model is given
     assert moved[0] == {torch.bfloat16}
     assert {b.dtype for b in given.buffers()} == {torch.float32}

@@ -9,16 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.built import built, global_batches_of
 from tests.training.processes import in_processes
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.sharding import full_tensor
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import joined
 from tightfit.backends.world import launched_process
-from tightfit.data import prepare
-from tightfit.data.loading import GlobalBatchLoader
-from tightfit.model_facts import model_facts
-from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.techniques.parallel import Fsdp
 
@@ -77,19 +74,15 @@ def figures(recipes: dict[str, dict[str, Any]], said: Path) -> None:
 
 
 def _steps(values: dict[str, Any]) -> list[float]:
-    backend = PytorchBackend()
-    recipe = Recipe.from_dict(values)
-    recipe = resolve(recipe, backend.device(recipe))
-    step = backend.step(backend.build(recipe, backend.device(recipe)))
+    step = Step(built(values))
     with step.build.process_settings():
-        return _figures(step, recipe)
+        return _figures(step)
 
 
-def _figures(step: Step, recipe: Recipe) -> list[float]:
-    data = GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe)
-    found: list[float] = []
+def _figures(step: Step) -> list[float]:
+    data, found = global_batches_of(step.build), list[float]()
     for global_batch in step.global_batches(data, 0, 3):
-        result = step(global_batch, recipe.learning_rate).read()
+        result = step(global_batch, step.build.recipe.learning_rate).read()
         found += [result.loss.mean, result.grad_norm or 0.0]
     found.append(step.evaluate([data.shard(step.build.world.rank, step.build.world.size).global_batch(0)]).loss.mean)
     with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.architectures import TASK_OF, tiny_model
-from tests.backends.test_exactness import LONGEST, SHORTEST, collate, rows
+from tests.backends.test_exactness import LONGEST, SHORTEST, micro_batches
 from tests.plain import CPU, PLAIN
 from tightfit.backends.base import StepResult
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
@@ -80,13 +80,9 @@ def step_of(architecture: str, blocks: int = 4, **fields: Any) -> Step:
 def global_batches(architecture: str, steps: int = len(SPLITS), alike: bool = False) -> Iterator[TensorGlobalBatch]:
     """Ragged global batches: rows of unequal length, in micro-batches of unequal size. alike: of one shape instead,
     which is compiled once."""
-    task = TASK_OF[architecture]
     for number in range(steps):
-        left, parts = rows(task, seed=number, longest=SHORTEST if alike else LONGEST), []
-        for size in SPLITS[0 if alike else number % len(SPLITS)]:
-            parts.append(collate(left[:size], task))
-            left = left[size:]
-        yield tensor_global_batch(global_batch_of(tuple(parts)))
+        split, longest = (SPLITS[0], SHORTEST) if alike else (SPLITS[number % len(SPLITS)], LONGEST)
+        yield tensor_global_batch(global_batch_of(micro_batches(TASK_OF[architecture], split, number, longest)))
 
 
 def run(
