@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,17 @@ class Said(Listener):
 
     def message(self, text: str) -> None:
         self.texts.append(text)
+
+
+class StopAt(Listener):
+    """Has a run stopped at a step, by a signal."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def stepped(self, step: int, loss: float, tokens_per_second: float) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def train(values: dict[str, Any]) -> None:

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from tests.deepspeed import needs_deepspeed
+from tests.training.processes import recorded
 from tests.training.runs import logged_losses
-from tests.training.test_processes import recorded
 from tightfit.training.trainer import Trainer
 
 pytestmark = pytest.mark.cold

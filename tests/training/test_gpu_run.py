@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.training.runs import final_weights, logged_losses, train
+from tests.training.runs import StopAt, final_weights, logged_losses, train
 from tightfit.profiling import profile as profiles
-from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -19,14 +16,8 @@ SPAWN = multiprocessing.get_context("spawn")
 """A forked child could not use a GPU that its parent has used."""
 
 
-class StopAtFive(Listener):
-    def stepped(self, step, loss, tokens_per_second):
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def train_and_stop(values) -> None:
-    assert Trainer(recipe=values, listener=StopAtFive()).train().steps < values["max_steps"]
+    assert Trainer(recipe=values, listener=StopAt(5)).train().steps < values["max_steps"]
 
 
 @pytest.fixture

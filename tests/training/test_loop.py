@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.training.runs import logged
+from tests.training.runs import StopAt, logged
 from tightfit.backends.base import ParameterCounts, StepResult
 from tightfit.errors import CheckpointError, NonFiniteLoss
 from tightfit.metrics import Evaluation, Total
@@ -253,15 +251,10 @@ def test_lines_that_are_no_metrics_are_dropped_on_resume(tmp_path):
 
 
 def test_an_interval_that_a_stop_cut_is_logged_whole(tmp_path):
-    class StopAtThree(Listener):
-        def stepped(self, step, loss, tokens_per_second):
-            if step == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-
     def script(number: int) -> StepResult:
         return StepResult(loss=Total(6.0 * number, 6))
 
-    stopped = run(FakeStep(script), tmp_path, StopAtThree())
+    stopped = run(FakeStep(script), tmp_path, StopAt(3))
     assert (stopped.state.stopped_by, stopped.state.step) == ("SIGTERM", 3)
     resumed = run(FakeStep(script), tmp_path)
     assert resumed.state.first_step == 3

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.training.processes import in_processes, started, train_in
-from tests.training.runs import final_weights, logged
+from tests.training import processes as several
+from tests.training.processes import in_processes, recorded, started, train_in
 from tightfit.backends import load_backend
 from tightfit.backends.pytorch import state as module_of_states
 from tightfit.backends.pytorch.step import Step
@@ -42,9 +42,7 @@ each_kind = pytest.mark.parametrize("parallel", [
 
 @pytest.fixture
 def run(tiny):
-    """Ragged global batches and micro-batches, clipping that acts, evaluation on the way."""
-    return {**tiny, "data": {"source": "dummy", "samples": 37}, "micro_batch_size": 3, "max_steps": 10,
-            "max_grad_norm": 0.3, "save_steps": 5, "eval_steps": 5, "sample_prompt": None}  # fmt: skip
+    return {**tiny, **several.RAGGED}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -54,24 +52,9 @@ def loaded():
     import_module("transformers.models.gpt2.modeling_gpt2")
 
 
-def recorded(folder: Path, name: str) -> list[float]:
-    return [line[name] for line in logged(folder) if name in line]
-
-
-def assert_same(one: Path, other: Path) -> None:
-    """Two runs learned the same, up to rounding."""
-    for name, within in (("loss", 1e-6), ("grad_norm", 1e-6), ("eval_loss", 1e-6), ("eval_accuracy", 1e-9)):
-        assert recorded(other, name) == pytest.approx(recorded(one, name), abs=within)
-    a, b = final_weights(one), final_weights(other)
-    assert a.keys() == b.keys()
-    assert max((a[name] - b[name]).abs().max().item() for name in a) < 1e-5
-
-
 @each_kind
 def test_two_processes_learn_what_one_learns(run, tmp_path, parallel):
-    for size in (1, 2):
-        train_in(size, {**run, "output_dir": str(tmp_path / str(size))}, parallel)
-    assert_same(tmp_path / "1", tmp_path / "2")
+    several.assert_sizes_learn_alike(run, tmp_path, parallel)
     assert max(recorded(tmp_path / "1", "grad_norm")) > run["max_grad_norm"]
 
 
@@ -102,11 +85,7 @@ def test_two_processes_choose_the_checkpoint_that_one_chooses(run, tmp_path, par
 
 @each_kind
 def test_processes_without_a_sample_take_part(run, tmp_path, parallel):
-    """Global batches of two, the last of an epoch of one, for three processes."""
-    run = {**run, "data": {"source": "dummy", "samples": 5}, "batch_size": 2, "micro_batch_size": 1}
-    for size in (1, 3):
-        train_in(size, {**run, "output_dir": str(tmp_path / str(size))}, parallel)
-    assert_same(tmp_path / "1", tmp_path / "3")
+    several.assert_learns_without_samples(run, tmp_path, parallel)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -124,13 +103,7 @@ def test_a_process_without_a_sample_sends_no_token_to_an_expert(run, tmp_path, p
 
 @each_kind
 def test_a_run_goes_on_with_another_number_of_processes(run, tmp_path, parallel):
-    train_in(1, {**run, "output_dir": str(tmp_path / "one")})
-    for size, steps in ((2, 5), (3, 8), (1, 10)):
-        values = {**run, "eval_steps": None, "max_steps": steps, "output_dir": str(tmp_path / "several")}
-        train_in(size, values, parallel)
-    assert recorded(tmp_path / "several", "loss") == pytest.approx(recorded(tmp_path / "one", "loss"), abs=2e-6)
-    a, b = final_weights(tmp_path / "one"), final_weights(tmp_path / "several")
-    assert max((a[name] - b[name]).abs().max().item() for name in a) < 1e-5
+    several.assert_goes_on(run, tmp_path, [(size, parallel) for size in (2, 3, 1)])
 
 
 def test_a_plan_before_leaves_nothing_that_a_resumed_run_takes_for_its_own(run, tmp_path):
@@ -150,18 +123,11 @@ def test_a_process_may_have_no_part_of_a_narrow_weight(run, tmp_path):
              "intermediate_size": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
     run = {**run, "model": "vit-base", "task": "image-classification", "num_labels": 4, "vocab_size": None,
            "model_overrides": sizes, "max_steps": 3, "save_steps": 1, "eval_steps": None}  # fmt: skip
-    for size in (1, 2):
-        train_in(size, {**run, "output_dir": str(tmp_path / str(size))}, "fsdp")
-    assert_same(tmp_path / "1", tmp_path / "2")
+    several.assert_sizes_learn_alike(run, tmp_path, "fsdp")
 
 
 def test_with_dropout_each_process_draws_its_own_and_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
-    overrides = {**run["model_overrides"], "resid_pdrop": 0.1, "embd_pdrop": 0.1}
-    run = {**run, "model_overrides": overrides, "eval_steps": None}
-    train_in(2, {**run, "output_dir": str(tmp_path / "whole")})
-    for steps in (5, 10):
-        train_in(2, {**run, "max_steps": steps, "output_dir": str(tmp_path / "parts")})
-    assert recorded(tmp_path / "parts", "loss") == recorded(tmp_path / "whole", "loss")
+    several.assert_goes_on_exactly(run, tmp_path, "ddp")
 
 
 def endless(run: dict[str, Any], folder: Path) -> dict[str, Any]:

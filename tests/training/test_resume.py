@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
 import signal
 import time
@@ -12,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import logged_losses, same_weights, train
+from tests.training.runs import Said, StopAt, logged_losses, same_weights, train
 from tightfit.errors import CheckpointError, RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe.resume import continued
 from tightfit.techniques.offload import Host
-from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
 
 FORK = multiprocessing.get_context("fork")
@@ -119,14 +117,7 @@ def test_stopped_half_way(run, tmp_path, change):
 
 
 def _train_and_stop(values) -> None:
-    from tightfit.training.listeners import Listener
-
-    class StopAtFive(Listener):
-        def stepped(self, step, loss, tokens_per_second):
-            if step == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    summary = Trainer(recipe=values, listener=StopAtFive()).train()
+    summary = Trainer(recipe=values, listener=StopAt(5)).train()
     assert summary.stopped_by == "SIGTERM"
     assert summary.steps < 8
 
@@ -137,13 +128,9 @@ def test_a_broken_newest_checkpoint_falls_back(run, undisturbed):
     process.join()
     newest = max((Path(run["output_dir"]) / "checkpoints").iterdir())
     (newest / "optimizer.safetensors").write_bytes(b"not what was written")
-    said = []
-
-    class Listening(Listener):
-        def message(self, text): said.append(text)
-
-    Trainer(recipe=run, listener=Listening()).train()
-    assert any(f"checkpoint {newest.name} is broken" in text for text in said)
+    said = Said()
+    Trainer(recipe=run, listener=said).train()
+    assert any(f"checkpoint {newest.name} is broken" in text for text in said.texts)
     assert same_weights(undisturbed, Path(run["output_dir"]))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 
 import tightfit
 from tests.backends.jax.cases import TINY, fast_options
-from tests.training.runs import Said, logged_losses, same_weights
+from tests.training.runs import Said, StopAt, logged_losses, same_weights
 from tightfit.backends.jax.assembly import compiler_options
 from tightfit.errors import CheckpointError, RecipeError, Refused
 from tightfit.profiling import profile as profiles
-from tightfit.training.listeners import Listener
 from tightfit.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[3]
@@ -32,18 +30,12 @@ def run(tmp_path, shared_cache):
             "cache_dir": str(shared_cache), "loading": {"workers": 1}}
 
 
-class StopAtFive(Listener):
-    def stepped(self, step, loss, tokens_per_second):
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_a_stopped_run_goes_on_to_the_same_weights(run, tmp_path):
     whole = Trainer(recipe={**run, "output_dir": str(tmp_path / "whole"), "save_steps": None}).train()
     assert whole.eval_loss is not None
     assert whole.peak_memory > 0
     assert whole.compile_seconds > 0
-    stopped = Trainer(recipe=run, listener=StopAtFive()).train()
+    stopped = Trainer(recipe=run, listener=StopAt(5)).train()
     assert (stopped.stopped_by, stopped.steps < 8) == ("SIGTERM", True)
     assert Trainer(recipe=run).train().first_step == stopped.steps
     assert same_weights(tmp_path / "whole", tmp_path / "run")
