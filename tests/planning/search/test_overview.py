@@ -50,7 +50,7 @@ def test_the_smallest_card_comes_first_with_every_way(found):
     assert not trained["all weights"].offloaded.uses_host
     assert trained["offload=host"].offloaded.uses_host
     assert [trained[name].base.name for name in ("LoRA", "QLoRA")] == ["bf16", "nf4"]
-    assert found.cards[0].ways["LoRA"].recipe.base.name == "as-is"  # a card without bf16
+    assert found.cards[0].ways["LoRA"].recipe.base.name == "fp16"  # a card without bf16
     assert found.traces == 8  # each way's for two generations
 
 
