@@ -22,7 +22,7 @@ python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 longest=${LIMIT:-480}  # seconds
 
-# Seconds at most, and what is run: a quarter of an hour goes up to the frontier, half an hour to JAX's. {minutes} is
+# Seconds at most, and what is run: a quarter of an hour reaches the frontier, half an hour JAX's ladder. {minutes} is
 # what is left of the seconds.
 parts() {
   cat << 'END'

@@ -245,8 +245,8 @@ class Plan:
     def reasons(self) -> list[str]:
         """Sentences on the first candidate: its own, the answers, and notes on it and on the search."""
         first, answers = self.candidates[0], [text for label, text in self.answers.lines() if label != Label.TOO_LARGE]
-        told = (*first.estimate.notes, *first.estimate.memory.notes)
-        return list(dict.fromkeys([*first.reasons, *answers, *told, *self.notes]))
+        notes = (*first.estimate.notes, *first.estimate.memory.notes)
+        return list(dict.fromkeys([*first.reasons, *answers, *notes, *self.notes]))
 
     @property
     def recipe(self) -> Recipe:

@@ -92,7 +92,7 @@ class Bf16Base(_Half):
 @technique
 class Fp16Base(_Half):
     """Hold frozen weights in fp16, whatever the trained ones are held in: LoRA on a card that does not compute in
-    bf16. What a model adds up from block to block is in fp16 then: a loss that is not finite asks for as-is."""
+    bf16. The residual stream is in fp16 too: where it overflows, write precision=fp32 and base=as-is."""
 
     name: ClassVar[str] = "fp16"
     held_in: ClassVar[str] = "float16"

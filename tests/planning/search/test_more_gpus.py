@@ -98,7 +98,8 @@ def test_gpus_that_hold_all_are_counted_only_where_nothing_fits_without_the_host
     said = more_gpus(exploration, offloading)
     assert said == ("" if fits_whole else (
         "Weights, gradients and optimizer states are 33.5 GiB whole, and a GPU has 23.6 GiB: with nothing in the "
-        "host's memory parallel=fsdp divides them among about 2 such GPUs; --gpus 2 tells exactly."))
+        "host's memory parallel=fsdp divides them among about 2 such GPUs; plan with --gpus 2 for exact "
+        "figures."))
 
 
 def test_where_the_hosts_memory_is_too_small_a_drive_is_named_with_its_bytes(two):

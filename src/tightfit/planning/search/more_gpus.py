@@ -118,7 +118,7 @@ def more_gpus(exploration: Exploration, found: Evaluated) -> str:
         return drive
     samples = f" batch_size={count}" if recipe.batch_size < count else ""
     return (f"{_whole(found, device)}: with nothing in the host's memory parallel=fsdp divides them among about "
-            f"{counted(count, 'such GPU')}; --gpus {count}{samples} tells exactly.{drive and ' '}{drive}")
+            f"{counted(count, 'such GPU')}; plan with --gpus {count}{samples} for exact figures.{drive and ' '}{drive}")
 
 
 def _offloads(found: Evaluated) -> bool:
