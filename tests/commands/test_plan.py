@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 from transformers import TrainingArguments
 
 import tightfit
 from tests.display.plans import fitting, nothing_fits
 from tests.failing import failing
+from tests.own_models import Scores
 from tightfit.backends import load_backend
 from tightfit.backends.pytorch.measure.calibration import measure as measuring
 from tightfit.calibration import Calibration, Curve, processor, torch_version
@@ -420,25 +420,13 @@ def test_from_python_progress_is_shown_where_it_is_asked_for(progress, shown, ca
     assert (out, err[: len(shown) or None]) == ("", shown)
 
 
-class Own(nn.Module):
-    """A model that no recipe names."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.embed = nn.Embedding(64, width)
-        self.out = nn.Linear(width, 64)
-
-    def forward(self, input_ids):
-        return self.out(self.embed(input_ids))
-
-
 def test_a_module_of_the_callers_own():
     fields = {**FIELDS, "model_overrides": {}, "precision": "fp32", "data": {"packing": False}}
-    plans = [tightfit.plan(Own(width), fields, gpu="l4") for width in (16, 32)]
+    plans = [tightfit.plan(Scores(64, width), fields, gpu="l4") for width in (16, 32)]
     weights = [plan.candidates[0].estimate.memory.by_category["weights"] for plan in plans]
     assert weights == [4 * (64 * width + width * 64 + 64) for width in (16, 32)]
     assert all(plan.chosen.estimate.time.mfu == 0 for plan in plans)
-    assert plans[0].recipe.model.endswith(":Own")
+    assert plans[0].recipe.model.endswith(":Scores")
 
 
 FACTORY = """\
@@ -475,8 +463,8 @@ def test_a_factory_named_in_a_recipe_or_in_the_place_of_one(tmp_path, run, monke
 def test_a_model_that_cannot_be_traced_is_named():
     # texts are packed, of which its forward pass knows nothing
     fields = {**FIELDS, "model_overrides": {}, "attention": "sdpa", "data": "notes.txt"}
-    with pytest.raises(ModelError, match=r"packing: Own .*data.packing=false"):
-        tightfit.plan(Own(16), fields, gpu="l4")
+    with pytest.raises(ModelError, match=r"packing: Scores .*data.packing=false"):
+        tightfit.plan(Scores(64, 16), fields, gpu="l4")
 
 
 def test_what_a_trace_does_not_show_is_each_candidates_own():
@@ -490,7 +478,7 @@ def test_what_a_trace_does_not_show_is_each_candidates_own():
 
 
 def test_a_plans_recipe_can_be_applied_to_the_model():
-    model = Own(16)
+    model = Scores(64, 16)
     plan = tightfit.plan(model, {**FIELDS, "model_overrides": {}}, gpu="cpu")
     assert not plan.recipe.data.packing  # as its rows are trained
     applied = tightfit.apply(model, plan.recipe)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.own_models import Scores
 from tests.training import processes as several
 from tests.training.processes import in_processes, recorded, started, train_in
 from tightfit.backends import load_backend
@@ -309,17 +310,12 @@ def test_memory_that_runs_out_in_one_process_ends_all_and_is_said_once(
     assert re.fullmatch(rf"out of memory in the step: {expected}\n", said.read_text())
 
 
-class Spare(nn.Module):
+class Spare(Scores):
     """A model of which a layer has no part in the loss."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(128, 16)
-        self.head, self.spare = nn.Linear(16, 128), nn.Linear(16, 16)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.embedding(input_ids))
-        return logits
+        super().__init__(128)
+        self.spare = nn.Linear(16, 16)
 
 
 def train_spare(values: dict[str, Any]) -> None:

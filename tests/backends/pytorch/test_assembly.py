@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
+from tests.own_models import Scores
 from tests.plain import CPU
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.build import Build
@@ -16,13 +17,9 @@ from tightfit.errors import Refused
 from tightfit.recipe import Recipe
 
 
-class OwnLoss(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = torch.nn.Embedding(64, 8), torch.nn.Linear(8, 64)
-
+class OwnLoss(Scores):
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
-        logits = self.head(self.embed(input_ids))
+        logits = super().forward(input_ids)
         return logits if labels is None else (logits, logits.sum())
 
 
@@ -38,7 +35,7 @@ def built(model: Any, **values: Any) -> Build:
 def test_a_loss_of_a_modules_own_is_noted():
     with_loss = gpt()
     with_loss.loss_function = lambda logits, labels, **more: logits.sum()
-    for model, name in ((with_loss, "GPT2LMHeadModel"), (OwnLoss(), "OwnLoss")):
+    for model, name in ((with_loss, "GPT2LMHeadModel"), (OwnLoss(64), "OwnLoss")):
         (note,) = built(model, vocab_size=64).notes
         assert note.startswith(f"model: a loss of {name}'s own is not used")
     assert built(gpt()).notes == ()

@@ -13,13 +13,13 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 import tightfit
+from tests.allocations import allocated
 from tests.architectures import tiny_model
+from tests.built import global_batches_of
 from tightfit import Recipe, apply
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build
-from tightfit.data import prepare
-from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import RecipeError, Refused
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -53,21 +53,13 @@ def make_model() -> nn.Module:
 
 
 def global_batches(recipe: Recipe, build: Build) -> list[TensorGlobalBatch]:
-    source = GlobalBatchLoader(prepare(recipe, build.facts).train, recipe)
-    return [tensor_global_batch(source.global_batch(index)) for index in range(4)]
+    return [tensor_global_batch(global_batches_of(build).global_batch(index)) for index in range(4)]
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
     """The most bytes allocated at once during `work`, by torch.profiler's own allocation events."""
     gc.collect()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        work()
-    events = profiler.profiler.kineto_results.events()
-    live = most = 0
-    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        most = max(most, live)
-    return most
+    return max(allocated(work))
 
 
 def built_in(recipe: Recipe) -> tuple[list[float], int]:

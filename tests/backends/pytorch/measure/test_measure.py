@@ -5,16 +5,16 @@ from __future__ import annotations
 import gc
 import gzip
 import json
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._C._profiler import _EventType
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.allocations import allocated
 from tests.architectures import TASK_OF, tiny_model
 from tests.benchmark_modules import benchmark
 from tightfit.backends.measuring import measure
@@ -58,13 +58,10 @@ def allocators_peak(step, global_batch):
     gc.collect()
     gc.disable()
     try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, step.build.process_settings():
-            step(global_batch, 1e-4).read()
+        with step.build.process_settings():
+            return before + max(allocated(lambda: step(global_batch, 1e-4).read()))
     finally:
         gc.enable()
-    events = sorted((e.start_ns(), e.nbytes()) for e in profiler.profiler.kineto_results.events()
-                    if e.name() == "[memory]")
-    return before + max(accumulate(size for _, size in events))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "bert", "t5", "vit"])

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_map_only
 
+from tests.allocations import allocated
 from tightfit.backends.pytorch.simulate.cpu_scratch import FORMULAS, scratch
 from tightfit.backends.pytorch.techniques.adapters.quantization import DEQUANTIZE
 
@@ -46,11 +45,7 @@ def predicted(func: Any, args: Called) -> int:
 def taken(func: Any, args: Called) -> int:
     """The most that a real run holds at once beyond what it leaves."""
     func(*args)  # what a kernel keeps for ever is not its passing memory
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        result = func(*args)
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    live = list(accumulate((e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())), initial=0))
-    del result
+    live = allocated(lambda: func(*args))
     return max(live) - max(live[-1], 0)
 
 

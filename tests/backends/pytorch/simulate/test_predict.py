@@ -11,6 +11,7 @@ from torch import nn
 from cpu_cases import ADAPTED, ALTERNATING, CHUNKED, FP8, TILED, Case, cases
 from cpu_truth import PHASES
 from plan_vs_cpu import BOUND, compare
+from tests.own_models import Scores
 from tests.plain import CPU, PLAIN
 from tightfit import Recipe
 from tightfit.backends.pytorch.simulate import predict as prediction
@@ -104,29 +105,26 @@ def test_where_no_data_is_held_out_nothing_is_evaluated():
     assert none.peak()[1] == held_out.peak()[1]
 
 
-class Counting(nn.Module):
+OF_96 = {**FIELDS, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8}
+
+
+class Counting(Scores):
     """Its result's shape hangs on values."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(96, 8)
-        self.inner = nn.Linear(8, 96)
-
     def forward(self, input_ids):
-        found = torch.nonzero(input_ids)
-        return self.inner(self.embedding(input_ids)) + found.shape[0]
+        return super().forward(input_ids) + torch.nonzero(input_ids).shape[0]
 
 
-class Own(nn.Module):
+class Own(Scores):
     """Logits from a middle part of a person's own."""
 
     def __init__(self, middle: nn.Module) -> None:
-        super().__init__()
-        self.embedding, self.middle, self.head = nn.Embedding(96, 8), middle, nn.Linear(8, 96)
+        super().__init__(96)
+        self.middle = middle
 
     def forward(self, input_ids):
-        middle = self.middle(self.embedding(input_ids))
-        return self.head(middle[0] if isinstance(middle, tuple) else middle)
+        middle = self.middle(self.embed(input_ids))
+        return self.out(middle[0] if isinstance(middle, tuple) else middle)
 
 
 class Fourier(nn.Module):
@@ -145,20 +143,16 @@ class Fourier(nn.Module):
 ], ids=["gru", "lstm", "rnn", "weight norm", "complex"])
 @pytest.mark.parametrize("device", [CPU, find_device("rtx-4090")], ids=["cpu", "gpu"])
 def test_modules_of_many_kinds_are_traced(middle, device):
-    recipe = Recipe.from_dict({**FIELDS, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8})
-    trace = prediction.predict(recipe, device, Own(middle()))
+    trace = prediction.predict(Recipe.from_dict(OF_96), device, Own(middle()))
     assert any(a.category is Category.OPTIMIZER for a in trace.allocations)
 
 
 def test_a_model_that_cannot_be_traced_is_refused_by_its_op():
-    recipe = Recipe.from_dict({
-        **FIELDS, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8, "attention": "eager",
-    })
     with pytest.raises(ModelError, match="nonzero"):
-        prediction.predict(recipe.override(attention="sdpa"), CPU, Counting())
+        prediction.predict(Recipe.from_dict({**OF_96, "attention": "sdpa"}), CPU, Counting(96))
 
 
-class Shorter(Own):
+class Shorter(Scores):
     """Logits of all tokens but the first."""
 
     def forward(self, input_ids):
@@ -166,6 +160,5 @@ class Shorter(Own):
 
 
 def test_logits_of_another_shape_than_the_labels_are_refused():
-    recipe = Recipe.from_dict({**FIELDS, "vocab_size": 96, "batch_size": 2, "micro_batch_size": 2, "seq_len": 8})
     with pytest.raises(ModelError, match=r"Shorter gives logits of shape \(2, 7, 96\); labels of shape \(2, 8\) need"):
-        prediction.predict(recipe, CPU, Shorter(nn.Identity()))
+        prediction.predict(Recipe.from_dict(OF_96), CPU, Shorter(96))

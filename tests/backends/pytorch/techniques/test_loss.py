@@ -15,6 +15,7 @@ from torch import nn
 from tests.architectures import CAUSAL, MASKED, SEQ2SEQ, TASK_OF, VOCAB, tiny_config, tiny_model
 from tests.backends.test_exactness import DTYPES, ROWS, Wide, micro_batches, worst
 from tests.built import built
+from tests.own_models import Scores
 from tightfit import apply, plan
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
@@ -210,16 +211,7 @@ class Twice(transformers.LlamaForCausalLM):  # type: ignore[misc]
         return super().forward(*args, **kwargs)
 
 
-class Headless(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(VOCAB, 8), nn.Linear(8, VOCAB)
-
-    def forward(self, input_ids, **kwargs):
-        return self.out(self.embed(input_ids))
-
-
-class Curved(Headless):
+class Curved(Scores):
     """A head that is no linear layer."""
 
     def get_output_embeddings(self):
@@ -227,8 +219,8 @@ class Curved(Headless):
 
 
 @pytest.mark.parametrize(("make", "said"), [
-    (Headless, "loss: Headless names no output embedding .* write loss=plain"),
-    (Curved, "loss: the head of Curved is a Sequential, and no linear layer of torch; write loss=plain"),
+    (lambda: Scores(VOCAB), "loss: Scores names no output embedding .* write loss=plain"),
+    (lambda: Curved(VOCAB), "loss: the head of Curved is a Sequential, and no linear layer of torch; write loss=plain"),
     (lambda: Reshaping(tiny_config("llama")), "loss: Reshaping works on its logits as a whole: .* write loss=plain"),
     (lambda: Twice(tiny_config("llama")), "loss: Twice calls its head 2 times in a forward pass; write loss=plain"),
 ], ids=["headless", "curved", "reshaping", "twice"])  # fmt: skip
@@ -242,7 +234,7 @@ def test_what_it_cannot_serve_is_refused_by_name_by_plans_too(make, said):
 
 def test_a_plan_of_an_open_loss_takes_the_plain_one_where_a_head_cannot_have_another():
     pinned = {"data": "dummy", "seq_len": 16, "batch_size": 4, "micro_batch_size": 4, "vocab_size": VOCAB, **CLOSED}
-    assert plan(Headless(), pinned, gpu="rtx-4090").recipe.loss == Plain()
+    assert plan(Scores(VOCAB), pinned, gpu="rtx-4090").recipe.loss == Plain()
 
 
 def test_a_plan_of_an_open_loss_takes_chunks_where_whole_logits_do_not_fit():

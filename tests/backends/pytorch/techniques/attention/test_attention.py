@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 from tests.architectures import CAUSAL, IMAGES, MASKED, SEQ2SEQ, tiny_model
 from tests.backends.pytorch.techniques.attention.attention_cases import batch_of, built, make, real, reference, task_of
+from tests.backends.pytorch.techniques.checkpointing.checkpointing_cases import Recorder
 from tightfit.backends.pytorch.techniques.attention import apply as attention
 from tightfit.backends.pytorch.techniques.attention import arguments as masking
 from tightfit.backends.pytorch.techniques.attention import functions, kernels
@@ -256,17 +257,9 @@ def test_fake_tensors_take_the_same_path(name: str, kind: str) -> None:
 
 def _ops(run: Callable[[], object]) -> set[str]:
     """Names of the ATen ops that a call dispatches."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Names(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            names.add(str(func))
-            return func(*args, **(kwargs or {}))
-
-    names: set[str] = set()
-    with Names():
+    with Recorder() as recorder:
         run()
-    return names
+    return set(recorder.ops)
 
 
 @pytest.mark.parametrize("kind", ["none", "padded", "packed"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
+from tests.allocations import allocated
 from tightfit.backends import load_backend
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.follow.tracker import Tracker
@@ -114,13 +114,7 @@ def test_a_prediction_is_the_real_run_to_the_byte_in_either_place():
 
 def test_the_allocators_own_events_confirm_the_bytes_of_both_places():
     model = Offloading(Transfers(CPU))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run(model)
-    live = highest = 0
-    for event in sorted((e.start_ns(), n, e.nbytes()) for n, e in enumerate(profiler.profiler.kineto_results.events())
-                        if e.name() == "[memory]"):
-        live += event[-1]
-        highest = max(highest, live)
+    highest = max(allocated(lambda: run(model)))
     weights = BLOCKS * WIDTH * WIDTH * 4
     trace = predicted(PROCESSOR)
     ticks = {int(tick) for place in (Place.DEVICE, Place.HOST) for tick in trace.curve(place)[0]}

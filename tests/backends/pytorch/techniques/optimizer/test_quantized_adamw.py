@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
+from tests.allocations import allocated
 from tests.backends.pytorch.techniques.optimizer.optimizer_cases import NEEDS_COMPILER
 from tightfit.backends import load_backend
 from tightfit.devices import find_device
@@ -16,16 +16,6 @@ from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 
 SHAPE = (512, 512)
-
-
-def peak_bytes(profiler: profile) -> int:
-    """The most that was allocated since the profile began."""
-    live = highest = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            highest = max(highest, live)
-    return highest
 
 
 @pytest.mark.cold
@@ -46,9 +36,7 @@ def test_the_declared_update_asks_for_what_the_compiled_one_does(name: str, monk
         if compiled:
             monkeypatch.setattr(quantized_adamw, "single_param_adam", quantized_adamw._compiled_update())
         made.step()  # makes the states, and compiles
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            made.step()
-        return peak_bytes(profiler)
+        return max(allocated(made.step))
 
     real = update(*optimizer(False), compiled=True)
     declared = update(*optimizer(True), compiled=False)
