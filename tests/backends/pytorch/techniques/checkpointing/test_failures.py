@@ -23,7 +23,7 @@ FIELDS = {"data": "dummy", "vocab_size": 16, "seq_len": 8, "batch_size": 2, "mic
 class Block(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+        self.up, self.down = nn.Linear(8, 8, bias=how == "changed with a bias"), nn.Linear(8, 8)
         self.how, self.calls = how, 0
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,15 +48,16 @@ class Model(nn.Module):
         x = self.embed(input_ids)
         for block in self.blocks:
             x, product = block(x)
-            if self.how == "changed":
+            if self.how.startswith("changed"):
                 product.mul_(0.5)
         logits: Tensor = self.head(x)
         return logits
 
 
+CHANGED = ("selective", "it changes in place, after a block has ended, a matrix product of the block's that "
+                        "checkpointing=selective keeps; write checkpointing=every-block")
 TOLD: dict[str, tuple[Any, str]] = {
-    "changed": ("selective", "it changes in place, after a block has ended, a matrix product of the block's that "
-                             "checkpointing=selective keeps; write checkpointing=every-block"),
+    "changed": CHANGED, "changed with a bias": CHANGED,
     "other ops": ("selective", "checkpointing=selective runs other ops in the backward pass than the forward pass did; "
                                "write checkpointing=every-block"),
     "other tensors": ("every-block", "checkpointing computes other tensors in the backward pass than the forward pass "
