@@ -91,14 +91,20 @@ def resolve_source(recipe: Recipe) -> ModelSource:
     raise ModelError(f"model: {name!r} is not a bundled model ({nearest(name, BUNDLED)}); or write {OTHERS}")
 
 
+def cached_file(name: str, file: str) -> Path | None:
+    """A file of a model in the hub's cache on this machine; None where it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, file)
+    return Path(found) if isinstance(found, str) else None
+
+
 def own_eos_token(name: str) -> str | None:
     """The token that ends a document by a model's own tokenizer, in its folder or the hub's cache; None where there is
     none, or it says none."""
     path = Path(name).expanduser() / "tokenizer_config.json"
     if not path.is_file() and name not in BUNDLED and (name in HUB_NAMES or HUB_ID.fullmatch(name)):
-        from huggingface_hub import try_to_load_from_cache
-
-        path = Path(found) if isinstance(found := try_to_load_from_cache(name, path.name), str) else path
+        path = cached_file(name, path.name) or path
     try:
         token = json.loads(path.read_text("utf-8"))["eos_token"]
         return None if token is None else str(token["content"] if isinstance(token, dict) else token)

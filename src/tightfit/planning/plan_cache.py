@@ -21,7 +21,7 @@ from tightfit import calibration
 from tightfit.bundled import BUNDLED, HUB_NAMES
 from tightfit.errors import RecipeError
 from tightfit.files import digest, write_atomically
-from tightfit.models import FACTORY, HUB_ID
+from tightfit.models import FACTORY, HUB_ID, cached_file
 from tightfit.nvml import Lost, NoNvml, nvml_session
 from tightfit.recipe.yaml import read_yaml
 from tightfit.system import cores, expanded, host_memory
@@ -137,12 +137,9 @@ def _configuration(model: str) -> list[Path]:
         return sorted([*folder.glob("*config*.json"), *folder.glob("*.py")])
     if model in BUNDLED or not (model in HUB_NAMES or HUB_ID.fullmatch(model)) or model.endswith((".yaml", ".yml")):
         return []
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(model, "config.json")
-    if not isinstance(found, str):
+    if (found := cached_file(model, "config.json")) is None:
         raise LookupError(model)
-    return [Path(found)]
+    return [found]
 
 
 def machine_fingerprint() -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tightfit.bundled import BUNDLED, HUB_NAMES
 from tightfit.errors import RecipeError
-from tightfit.models import HUB_ID
+from tightfit.models import HUB_ID, cached_file
 from tightfit.tasks import TASKS
 
 CLASSES = (
@@ -73,8 +73,9 @@ def task_of(name: str) -> str | None:
         return BUNDLED[name].task
     try:
         folder = Path(name).expanduser()
-        path: Any = folder / "config.json" if folder.is_dir() else _cached_config(name)
-        saved = json.loads(Path(path).read_text("utf-8")) if isinstance(path, str | Path) else {}
+        cached = cached_file(name, "config.json") if HUB_ID.fullmatch(name) and not folder.is_dir() else None
+        path = folder / "config.json" if folder.is_dir() else cached
+        saved = json.loads(path.read_text("utf-8")) if path is not None else {}
     except (OSError, ValueError, RuntimeError):  # of text that is no name, or nested too deep
         return None  # which is said where the model is read
     if not isinstance(saved, dict):
@@ -88,15 +89,6 @@ def task_of(name: str) -> str | None:
         raise RecipeError(f"task: {name!r} was saved as {wanted}, whose head is of no task here; for a new head on "
                           f"its body, write task={' or '.join(TASKS)}")
     return task
-
-
-def _cached_config(name: str) -> Any:
-    """The path of the configuration in the Hugging Face cache under that id; anything else where it is not there."""
-    if not HUB_ID.fullmatch(name):
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    return try_to_load_from_cache(name, "config.json")
 
 
 def task_of_module(module: Any) -> str | None:

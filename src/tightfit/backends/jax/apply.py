@@ -12,35 +12,26 @@ from tightfit.backends.jax.build import Build
 from tightfit.techniques import Technique
 
 APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
-    techniques.base.AsIs: unchanged,
-    techniques.trainable.All: unchanged,
+    **dict.fromkeys((
+        techniques.base.AsIs, techniques.trainable.All, techniques.loss.Plain, techniques.offload.NoOffload,
+        techniques.compile.NoCompile, techniques.update.AfterBackward, techniques.parallel.NoParallel,
+        techniques.parallel.Dp, techniques.loading.Loading,
+    ), unchanged),
     techniques.attention.Eager: attention.eager,
     techniques.attention.Sdpa: attention.sdpa,
-    techniques.precision.Fp32: precision.precision,
-    techniques.precision.Fp16: precision.precision,
-    techniques.precision.Bf16: precision.precision,
-    techniques.precision.Bf16Pure: precision.precision,
-    techniques.loss.Plain: unchanged,
-    techniques.checkpointing.NoCheckpointing: unchanged,
-    techniques.checkpointing.EveryBlock: checkpointing.checkpointing,
-    techniques.checkpointing.EveryNth: checkpointing.checkpointing,
-    techniques.checkpointing.Segments: checkpointing.checkpointing,
-    techniques.checkpointing.MlpOnly: checkpointing.checkpointing,
-    techniques.checkpointing.AttentionOnly: checkpointing.checkpointing,
-    techniques.checkpointing.Selective: checkpointing.checkpointing,
-    techniques.offload.NoOffload: unchanged,
+    **dict.fromkeys(precision.CHOICES, precision.precision),
+    **dict.fromkeys((
+        techniques.checkpointing.NoCheckpointing, techniques.checkpointing.EveryBlock,
+        techniques.checkpointing.EveryNth, techniques.checkpointing.Segments, techniques.checkpointing.MlpOnly,
+        techniques.checkpointing.AttentionOnly, techniques.checkpointing.Selective,
+    ), checkpointing.checkpointing),
     techniques.accumulation.Loop: accumulation.loop,
     techniques.accumulation.Scan: accumulation.scan,
-    techniques.compile.NoCompile: unchanged,
     techniques.optimizer.AdamW: optimizer.adamw,
     techniques.optimizer.AdamWAnyPrecision: optimizer.adamw_anyprecision,
     techniques.optimizer.Sgd: optimizer.sgd,
     techniques.optimizer.Adafactor: optimizer.adafactor,
     techniques.optimizer.Lion: optimizer.lion,
-    techniques.update.AfterBackward: unchanged,
-    techniques.parallel.NoParallel: unchanged,
-    techniques.parallel.Dp: unchanged,
-    techniques.loading.Loading: unchanged,
 }
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""
 

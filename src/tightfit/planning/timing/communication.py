@@ -8,8 +8,7 @@ from typing import Any
 
 from tightfit.devices import Device
 from tightfit.planning.timing.network import ring_link
-from tightfit.planning.timing.overlap import Overlap, busy_seconds, without
-from tightfit.planning.timing.streams import Elapsed, Segment
+from tightfit.planning.timing.streams import Elapsed, Overlap, Segment, busy_seconds, without
 from tightfit.trace import OpClass, Stream, Trace
 
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tightfit.planning.timing.overlap import Overlap, busy_seconds, without
-from tightfit.planning.timing.streams import Elapsed, Segment
+from tightfit.planning.timing.streams import Elapsed, Overlap, Segment, busy_seconds, without
 from tightfit.recipe import Recipe
 from tightfit.trace import COPIES, Phase, Stream, Trace
 

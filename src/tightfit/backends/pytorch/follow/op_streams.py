@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
 
 from tightfit.backends.pytorch.follow.memory import TrackedMemory, tensors_in
 from tightfit.backends.pytorch.follow.op_classes import COLLECTIVES
+from tightfit.backends.pytorch.replaced import replaced
 from tightfit.backends.pytorch.techniques.by_block.transfers import WAIT, TransferWatch
 from tightfit.trace import Op, OpClass, Phase, Place, Stream
 
@@ -92,13 +93,8 @@ class OpStreams(TransferWatch, ABC):
         found = self.memory.of(tensor)
         return found is not None and found.pinned
 
-    @contextmanager
-    def copying(self, name: str, stream: Stream, after: Sequence[int]) -> Iterator[None]:
-        self._copy = (name, stream, tuple(dict.fromkeys(after)))
-        try:
-            yield
-        finally:
-            self._copy = None
+    def copying(self, name: str, stream: Stream, after: Sequence[int]) -> AbstractContextManager[None]:
+        return replaced(self, "_copy", (name, stream, tuple(dict.fromkeys(after))))
 
     def last(self, stream: Stream) -> int | None:
         return None if self._paused else self._last.get(stream)
