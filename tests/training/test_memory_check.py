@@ -40,12 +40,16 @@ def checked(recipe: Recipe) -> list[str]:
     return said
 
 
+def peak_of(recipe: Recipe) -> int:
+    backend = load_backend("pytorch")
+    device = backend.device(recipe)
+    return steps_alone(backend.predict(resolve(recipe, device), device)).peak()[1]
+
+
 def test_a_step_is_weighed_against_what_is_free_and_what_there_is(
     large: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = load_backend("pytorch")
-    device = backend.device(large)
-    peak = steps_alone(backend.predict(resolve(large, device), device)).peak()[1]
+    peak = peak_of(large)
     has(monkeypatch, 2 * peak, 1.01 * peak)
     assert checked(large) == []
     has(monkeypatch, 2 * peak, 0.99 * peak)
@@ -59,13 +63,7 @@ def test_a_step_is_weighed_against_what_is_free_and_what_there_is(
 
 @pytest.mark.cold
 def test_the_micro_batch_that_is_named_fits(large: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = load_backend("pytorch")
-    device = backend.device(large)
-
-    def peak(micro: int) -> int:
-        return steps_alone(backend.predict(resolve(large.override(micro_batch_size=micro), device), device)).peak()[1]
-
-    one, two, four = map(peak, (1, 2, 4))
+    one, two, four = (peak_of(large.override(micro_batch_size=micro)) for micro in (1, 2, 4))
     for total, free, told in ((four, four, 4), (four - 1, four - 1, 2), (four, two, 2), (two - 1, one, 1),
                               (four, one - 1, 4)):  # fmt: skip
         has(monkeypatch, total, free)
@@ -106,8 +104,7 @@ def test_the_rough_bound_is_one(large: Recipe, values: dict[str, Any]) -> None:
     backend = load_backend("pytorch")
     device = backend.device(large)
     recipe = resolve(large.override(**values), device)
-    peak = steps_alone(backend.predict(recipe, device)).peak()[1]
-    assert peak < rough_bytes(recipe, load_backend("pytorch"))
+    assert peak_of(recipe) < rough_bytes(recipe, backend)
 
 
 def test_training_looks_before_it_begins(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

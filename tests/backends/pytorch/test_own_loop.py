@@ -15,11 +15,11 @@ from torch import nn
 import tightfit
 from tests.allocations import allocated
 from tests.architectures import tiny_model
-from tests.built import global_batches_of
+from tests.built import built, global_batches_of
 from tightfit import Recipe, apply
-from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.step import Step
 from tightfit.errors import RecipeError, Refused
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -52,7 +52,7 @@ def make_model() -> nn.Module:
     return tiny_model("gpt2", n_embd=64, n_inner=512)
 
 
-def global_batches(recipe: Recipe, build: Build) -> list[TensorGlobalBatch]:
+def global_batches(build: Build) -> list[TensorGlobalBatch]:
     return [tensor_global_batch(global_batches_of(build).global_batch(index)) for index in range(4)]
 
 
@@ -63,9 +63,8 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def built_in(recipe: Recipe) -> tuple[list[float], int]:
-    backend = PytorchBackend()
-    build = backend.build(recipe, backend.device(recipe), make_model())
-    step, made = backend.step(build), global_batches(recipe, build)
+    build = built(recipe, make_model())
+    step, made = Step(build), global_batches(build)
     losses: list[float] = []
 
     def work() -> None:
@@ -82,8 +81,7 @@ def built_in(recipe: Recipe) -> tuple[list[float], int]:
 def test_an_example_gives_the_built_in_losses_and_peak(name, precision, checkpointing):
     recipe = Recipe.from_dict({**CLOSED, "precision": precision, "checkpointing": checkpointing})
     expected, expected_peak = built_in(recipe)
-    backend = PytorchBackend()
-    made = global_batches(recipe, backend.build(recipe, backend.device(recipe), make_model()))
+    made = global_batches(built(recipe, make_model()))
     pairs = [[(batch.inputs["input_ids"], batch.labels) for batch in whole.micro_batches] for whole in made]
     model, losses, train = make_model(), [], example(name)
     peak = peak_bytes(lambda: losses.extend(train(model, recipe.to_dict(), pairs)))

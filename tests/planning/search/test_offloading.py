@@ -159,9 +159,12 @@ SPEEDS = {("bf16", "adamw"): 10_000.0}
 def chosen(parameters, gib, host_gib=0, progress=None, **fields):
     """The choice for a model of so many parameters, of which a sample keeps 2 GiB."""
     model = Streamed(parameters=parameters, sample=2 * GIB, speeds=SPEEDS, recomputing=1.3)
+    return planned(model, gib, host_gib, progress, **{"precision": "bf16", "optimizer": "adamw", **fields})
+
+
+def planned(model, gib, host_gib=0, progress=None, **fields):
     card = replace(CARD, memory_bytes=gib * GIB, host_bytes=host_gib * GIB)
-    recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain", "precision": "bf16",
-                               "optimizer": "adamw", **fields})
+    recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain", **fields})
     return search(recipe, card, model.tools(), progress=progress)
 
 
@@ -249,9 +252,7 @@ class Wider(Streamed):
     (10, ("bf16", "adamw", ())), (5, ("bf16-pure", "adamw", ("precision=bf16-pure",))), (3, None),
 ])
 def test_a_streamed_plan_takes_the_mildest_numerics_that_fit(gib, picked):
-    model = Wider(parameters=8e9, sample=2 * GIB, speeds=SPEEDS)
-    recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain", "batch_size": 1})
-    plan = search(recipe, replace(CARD, memory_bytes=gib * GIB, host_bytes=512 * GIB), model.tools())
+    plan = planned(Wider(parameters=8e9, sample=2 * GIB, speeds=SPEEDS), gib, 512, batch_size=1)
 
     assert (plan.chosen and (plan.chosen.recipe.precision.name, plan.chosen.recipe.optimizer.name,
                              plan.chosen.changes_numerics)) == picked
@@ -270,18 +271,14 @@ class Embedded(Streamed):
 @pytest.mark.parametrize(("gib", "wait"), [(11, True), (40, False)])
 def test_embeddings_wait_where_that_makes_room_for_much_larger_micro_batches(gib, wait):
     model = Embedded(parameters=8e9, sample=2 * GIB, speeds=SPEEDS, recomputing=1.3)
-    recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain", "precision": "bf16",
-                               "optimizer": "adamw"})
-    plan = search(recipe, replace(CARD, memory_bytes=gib * GIB, host_bytes=512 * GIB), model.tools())
+    plan = planned(model, gib, 512, precision="bf16", optimizer="adamw")
 
     assert plan.chosen.recipe.offloaded.embeddings is wait
     assert wait is any(asked.offloaded.embeddings for asked in model.calls)
 
 
 def test_a_host_of_unknown_memory_is_one_that_holds_embeddings_too_where_they_have_no_room():
-    model = Embedded(parameters=8e9, sample=GIB / 4, speeds=SPEEDS, recomputing=1.3)
-    recipe = Recipe.from_dict({**FIELDS, "compile": "off", "attention": "sdpa", "loss": "plain"})
-    plan = search(recipe, replace(CARD, memory_bytes=8 * GIB), model.tools())
+    plan = planned(Embedded(parameters=8e9, sample=GIB / 4, speeds=SPEEDS, recomputing=1.3), 8)
 
     assert plan.device.host_assumed
     assert plan.chosen is not None

@@ -163,20 +163,23 @@ def test_updates_are_timed_as_updates_where_blocks_wait_for_them():
     assert {f"transformer.h.{number}" for number in range(14)} <= updated
 
 
+def planned_beyond(recipe, card):
+    """The plan of what fits with nothing in host memory on no account."""
+    backend = load_backend("pytorch")
+    assert search(recipe.override(offload="none"), card, standard_tools(backend), comparing=True).chosen is None
+    plan = search_with(backend, recipe, Target(device=card))
+    assert plan.chosen is not None
+    return plan
+
+
 def test_what_fits_no_other_way_is_streamed_and_says_so():
     card = with_memory(A100, 1200 << 20)
     overrides = {**FIELDS["model_overrides"], "n_layer": 4, "n_embd": 1024}
-    recipe = Recipe.from_dict({**FIELDS, "model_overrides": overrides})
-    backend = load_backend("pytorch")
+    plan = planned_beyond(Recipe.from_dict({**FIELDS, "model_overrides": overrides}), card)
 
-    plan = search_with(backend, recipe, Target(device=card))
-    resident = search(recipe.override(offload="none"), card, standard_tools(backend), comparing=True)
-
-    assert plan.chosen is not None
     assert plan.chosen.recipe.offload.name == "host"
     assert any("offload=none" in note for note in plan.notes)
     assert sum(plan.chosen.estimate.memory.host_by_category.values()) > 0
-    assert resident.chosen is None
 
 
 @pytest.mark.cold
@@ -187,12 +190,7 @@ def test_optimizer_states_leave_the_card_before_blocks_do():
         "seq_len": 1024, "batch_size": 64, "micro_batch_size": 4, "optimizer": "adamw",
         "expandable_segments": False,
     })
-    backend, card = load_backend("pytorch"), with_memory(A100, 4500 << 20)
-    plan = search_with(backend, recipe, Target(device=card))
-    resident = search(recipe.override(offload="none"), card, standard_tools(backend), comparing=True)
-
-    assert resident.chosen is None
-    assert plan.chosen is not None
+    plan = planned_beyond(recipe, with_memory(A100, 4500 << 20))
     chosen = plan.chosen.recipe
     assert (chosen.offload.name, chosen.accumulation.name, chosen.update.name) == ("host", "loop", "with-forward")
     assert chosen.offload.weights == chosen.offload.gradients == 0

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.allocations import allocated
+from tests.backends.pytorch.measure.test_measure import BACKEND, prepared
 from tightfit.backends import load_backend
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.follow.tracker import Tracker
@@ -254,24 +255,12 @@ def test_a_profile_shows_copies_on_their_streams_and_host_memory_in_its_place():
 
 def profiled_step() -> Trace:
     """A measured step of a tiny model, that copies a tensor of 1,000 numbers out and back in its forward pass."""
-    from itertools import count
-
-    from tests.architectures import tiny_model
-    from tests.benchmark_modules import benchmark
-    from tightfit.backends.pytorch.backend import PytorchBackend
-    from tightfit.planning.defaults import resolve
-
-    transfers, model = Transfers(CPU), tiny_model("gpt2")
+    transfers = Transfers(CPU)
 
     def copy(*_):
         kept = transfers.to_host(torch.ones(1000))
         transfers.to_device(kept.target, after=[kept]).wait()
 
-    model.register_forward_pre_hook(copy)
-    recipe = Recipe.from_dict({"model": "gpt2", "data": "dummy", "seq_len": 16, "batch_size": 2,
-                               "micro_batch_size": 2, "device": "cpu"})
-    backend = PytorchBackend()
-    build = backend.build(resolve(recipe, PROCESSOR), PROCESSOR, model)
-    global_batch = benchmark("random_global_batches").random_global_batch
-    global_batches = (global_batch(build.recipe, build.task, build.facts, seed) for seed in count())
-    return measure(backend, backend.step(build), global_batches).trace
+    step, global_batches = prepared("gpt2", batch_size=3)
+    step.build.model.register_forward_pre_hook(copy)
+    return measure(BACKEND, step, global_batches).trace
