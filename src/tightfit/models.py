@@ -57,6 +57,8 @@ FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """The form `package.module:factory`."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """A Hugging Face id with an owner."""
+GIVEN_MODULE = "module given in Python"
+"""The model that the recipe of a caller's own module names."""
 OTHERS = "a folder such as ./my-model, a Hugging Face id such as openai-community/gpt2, or package.module:factory"
 
 
@@ -70,6 +72,9 @@ class ModelSource(NamedTuple):
 def resolve_source(recipe: Recipe) -> ModelSource:
     """The source that `recipe.model` names; no network is touched. Raises ModelError for a name of no kind."""
     name = recipe.model
+    if name == GIVEN_MODULE:
+        raise ModelError("model: it was a module given in Python, which a recipe cannot build; run that code again, "
+                         "with profile_step=10 for a profile, or write model=package.module:factory")
     if name in BUNDLED:
         return ModelSource("bundled", name)
     folder = Path(name).expanduser()

@@ -15,6 +15,7 @@ from tests.data.helpers import FACTS, recipe, same, write_texts
 from tightfit.data import GlobalBatchLoader, evaluation_global_batches, prepare
 from tightfit.data.samples import Example, Padded
 from tightfit.errors import DataError
+from tightfit.recipe.sections import GIVEN_ROWS
 from tightfit.tasks import IGNORE, GlobalBatch
 
 if TYPE_CHECKING:
@@ -146,8 +147,11 @@ def test_a_loader_in_use_pickles_without_its_order(tmp_path: Path) -> None:
 
 
 def test_fewer_samples_than_a_global_batch(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"batch_size: 3 training samples are fewer .* of 4; write batch_size=3"):
+    few = r"batch_size: 3 training samples are fewer .* of 4; write batch_size=3 or less, "
+    with pytest.raises(DataError, match=few + "data.packing=true for several samples of a long document, or more data"):
         GlobalBatchLoader(numbered(3), recipe(tmp_path))
+    with pytest.raises(DataError, match=few + "or more data"):
+        GlobalBatchLoader(numbered(3), recipe(tmp_path, data={"source": GIVEN_ROWS}))
 
 
 def test_evaluation_is_the_same_each_time_and_bounded(tmp_path: Path) -> None:

@@ -44,8 +44,9 @@ def test_the_end_says_how_the_model_is_loaded(tiny):
 
 
 def test_an_adapter_loads_with_peft_and_our_own_transformer_with_neither(tiny, tmp_path):
-    (line,) = told_of({**tiny, "trainable": "lora"})
+    (line,) = told_of({**tiny, "trainable": "lora", "base": "nf4"})
     assert "the adapter loads with peft: AutoPeftModelForCausalLM.from_pretrained(" in line
+    assert line.endswith("; it was trained on weights in nf4, which peft does not quantize by itself")
     model = Path(tiny["output_dir"]) / "model"
     named = json.loads((model / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert Path(named) == (model / "base").resolve()

@@ -20,6 +20,8 @@ from tests.training.runs import Said
 from tightfit import Recipe, Trainer, apply, models, plan
 from tightfit.backends.pytorch.models import cast_weights
 from tightfit.cli import app
+from tightfit.commands.profile import run_profile
+from tightfit.commands.report import run_report
 from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError, Refused
 from tightfit.training import run_folder
 from tightfit.training.listeners import LastingConsole, Terminal
@@ -55,7 +57,7 @@ def recipe(tmp_path: Path) -> dict[str, object]:
 def test_the_beginning_and_the_summary_say_how_much_of_a_model_is_trained(recipe, trainable, said, trained):
     listener = Said()
     summary = Trainer(Named(), {**recipe, "trainable": trainable}, ROWS, listener=listener).train()
-    assert any(text.startswith(f"your model: {said}") for text in listener.texts)
+    assert any(text.startswith(f"module given in Python: {said}") for text in listener.texts)
     (how,) = [text for text in listener.texts if text.startswith("with seq_len=16 (padded rows) batch_size=8 ")]
     assert "precision=fp32" in how
     assert "compile=off" in how
@@ -65,10 +67,22 @@ def test_the_beginning_and_the_summary_say_how_much_of_a_model_is_trained(recipe
     assert (written["parameters"], written["trained_parameters"]) == (64 * 8 + 64 * 8 + 64, trained)
 
 
-def test_a_model_of_ones_own_trains_on_rows(recipe):
+def test_a_model_of_ones_own_trains_on_rows(recipe, capsys):
     summary = Trainer(Named(), recipe, ROWS).train()
     assert summary.losses[-1] < summary.losses[0]
-    assert (Path(summary.output_dir) / "model" / "model.safetensors").exists()
+    run = Path(summary.output_dir)
+    assert (run / "model" / "model.safetensors").exists()
+
+    # What the code gave is in no file, and nothing else takes its place.
+    run_report(run)
+    assert "no step was profiled: its model or its rows are in your code" in capsys.readouterr().out
+    saved, elsewhere = str(run / "recipe.yaml"), f"output_dir={run.with_name('other')}"
+    train = Trainer(recipe=saved, overrides=[elsewhere, "max_steps=4"]).train
+    for command in (train, lambda: run_profile(saved, [elsewhere]), lambda: plan(saved)):
+        with pytest.raises(ModelError, match="model: it was a module given in Python"):
+            command()
+    with pytest.raises(DataError, match="data: it was rows given in Python"):
+        Trainer("transformer-156m", saved, overrides=["model_overrides={num_layers: 1}", elsewhere]).train()
 
 
 @pytest.mark.parametrize(("model", "words"), [

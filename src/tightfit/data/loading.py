@@ -13,7 +13,8 @@ import numpy as np
 from tightfit.data.samples import Packed, Samples, generator
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
-from tightfit.tasks import IGNORE, Array, GlobalBatch, MicroBatch, global_batch_of
+from tightfit.recipe.sections import GIVEN_ROWS
+from tightfit.tasks import IGNORE, TASKS, Array, GlobalBatch, MicroBatch, global_batch_of
 
 ORDER = 0x0D4E
 """Keeps the order's random numbers apart from those of a sample."""
@@ -39,6 +40,8 @@ class GlobalBatchLoader:
             if isinstance(samples, Packed):
                 packed = f" of {recipe.seq_len:,} tokens, into which documents are packed,"
                 instead = "data.packing=false for a sample a document, or more data"
+            elif TASKS[recipe.task].packs and recipe.data.source not in (GIVEN_ROWS, "dummy"):
+                instead = "data.packing=true for several samples of a long document, or more data"
             are = "sample{} is" if len(samples) == 1 else "samples{} are"
             raise DataError(
                 f"batch_size: {len(samples):,} training {are.format(packed)} fewer than one global batch of "

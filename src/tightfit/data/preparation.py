@@ -19,6 +19,7 @@ from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError, shown
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
+from tightfit.recipe.sections import GIVEN_ROWS
 from tightfit.system import expanded
 from tightfit.tasks import Task, get_task
 
@@ -68,6 +69,9 @@ def prepare(
                         "data.eval_source=<other examples>")
     if dataset is not None:
         return _from_rows(recipe, facts, dataset, eval_dataset)
+    if recipe.data.source == GIVEN_ROWS:
+        raise DataError("data: it was rows given in Python, which a recipe does not hold; run that code again, with "
+                        "profile_step=10 for a profile, or write data=<a file, a folder or a Hugging Face dataset>")
     if recipe.data.source == "dummy":
         return _from_dummy(recipe, facts)
     return _from_images(recipe, facts) if task.reads == "images" else _from_text(recipe, facts, progress)

@@ -17,8 +17,10 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from tightfit.devices import Device
 from tightfit.errors import RecipeError, ReportError
 from tightfit.files import write_atomically
+from tightfit.models import GIVEN_MODULE
 from tightfit.profiling import FOLDER
 from tightfit.recipe import Recipe
+from tightfit.recipe.sections import GIVEN_ROWS
 from tightfit.trace import Phase, Trace
 from tightfit.trace.file import load_trace, save_trace, wrong_fields
 from tightfit.trace.lanes import Stretch
@@ -143,8 +145,12 @@ def home_of(folder: Path) -> Path | None:
 def how_to_profile(folder: Path) -> str:
     """Hint on how to make a profile where a folder holds none."""
     of_run = folder / OF_RUN
-    return (f"`tightfit profile {of_run} output_dir={folder}` writes one there" if of_run.is_file() else
-            "write a folder that `tightfit profile RECIPE` made, or `tightfit train RECIPE profile_step=10`")
+    if not of_run.is_file():
+        return "write a folder that `tightfit profile RECIPE` made, or `tightfit train RECIPE profile_step=10`"
+    saved = of_run.read_text("utf-8", "replace")
+    if GIVEN_MODULE in saved or GIVEN_ROWS in saved:
+        return "its model or its rows are in your code: give Trainer profile_step=10 there, and another output_dir"
+    return f"`tightfit profile {of_run} output_dir={folder}` writes one there"
 
 
 def load(folder: Path, limit: int | None = LIMIT) -> Profile:

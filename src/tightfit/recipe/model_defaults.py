@@ -12,7 +12,7 @@ from typing import Any
 
 from tightfit.bundled import BUNDLED, HUB_NAMES
 from tightfit.errors import RecipeError
-from tightfit.models import HUB_ID, cached_file
+from tightfit.models import GIVEN_MODULE, HUB_ID, cached_file
 from tightfit.tasks import TASKS
 
 CLASSES = (
@@ -54,6 +54,8 @@ def with_task(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
 
     Raises RecipeError for a model whose head is of no task.
     """
+    if module is not None:
+        values = {**values, "model": GIVEN_MODULE}
     model = values.get("model")
     if "task" in values:
         return values

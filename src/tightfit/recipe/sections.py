@@ -54,6 +54,10 @@ Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inve
 BestMetric = Annotated[MetricName, BeforeValidator(_without_prefix)]
 
 
+GIVEN_ROWS = "rows given in Python"
+"""The source that the recipe of a caller's own rows names."""
+
+
 class Data(BaseModel):
     """Source of the examples. A short string in a recipe stands for `{source: ...}`."""
 

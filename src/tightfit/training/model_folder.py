@@ -35,7 +35,9 @@ def loaded_by(model: Path, recipe: Recipe) -> str | None:
         if task.peft_class is not None and adapter.get("base_model_name_or_path"):
             call = f"{task.peft_class}.from_pretrained({str(model)!r}{classes})"
         install = "" if find_spec("peft") else f"; {install_command('peft')}"
-        return f"the adapter loads with peft: {call}{install}"
+        base = recipe.frozen_base
+        held = f"; it was trained on weights in {base.name}, which peft does not quantize by itself" * base.quantizes
+        return f"the adapter loads with peft: {call}{install}{held}"
     if _values(model / "config.json").get("model_type", OUR_TRANSFORMER) == OUR_TRANSFORMER:
         return None
     return f"the model loads with transformers: {task.auto_class}.from_pretrained({str(model)!r})"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import ConfigDict, TypeAdapter
 
+from tightfit.bundled import BUNDLED
 from tightfit.data.samples import Packed
 from tightfit.errors import DataError, OutOfMemory
 from tightfit.metrics import metrics_text
-from tightfit.models import resolve_source
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.recipe.words import field_text
 from tightfit.tasks import get_task
@@ -198,23 +198,18 @@ def summarize(
     )
 
 
-def beginning(
-    recipe: Recipe, step: Step, data: Prepared, global_batches: int, named: bool, read: bool
-) -> tuple[str, str]:
-    """One line on what is about to be trained, and one on how. named, read: whether the recipe names the model,
-    and the data."""
-    weights = ""
-    if named and resolve_source(recipe).kind == "bundled":
+def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int) -> tuple[str, str]:
+    """One line on what is about to be trained, and one on how."""
+    weights, counts = "", step.parameters
+    if recipe.model in BUNDLED:
         weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
-    model, counts = recipe.model if named else "your model", step.parameters
     parts = [f"a token meets {counts.active:,}"] if counts.active != counts.every else []
     if counts.trained != counts.every:
         parts.append(f"{counts.trained:,} are trained ({percent(counts.trained / counts.every)})")
     of_which = f", of which {' and '.join(parts)}{weights and ','}" if parts else ""
-    source = recipe.data.source if read else "your rows"
-    what = (f"{model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples of "
-            f"{source}, {global_batches:,} steps an epoch; {counted(recipe.max_steps, 'step')} at learning_rate "
-            f"{recipe.learning_rate:g}")
+    what = (f"{recipe.model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples of "
+            f"{recipe.data.source}, {global_batches:,} steps an epoch; {counted(recipe.max_steps, 'step')} at "
+            f"learning_rate {recipe.learning_rate:g}")
     rows = "packed" if isinstance(data.train, Packed) else "padded"
     length = "" if get_task(recipe.task).reads == "images" else f"seq_len={recipe.seq_len} ({rows} rows) "
     fields = ("batch_size", "micro_batch_size", *(

@@ -18,6 +18,7 @@ from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
 from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, one_line
 from tightfit.files import replacing_folder
 from tightfit.recipe import Recipe
+from tightfit.recipe.sections import GIVEN_ROWS
 from tightfit.tasks import TASKS
 from tightfit.text import counted
 from tightfit.training import checkpoints
@@ -76,6 +77,9 @@ class Trainer:
         self.module = None if model is None or isinstance(model, str) else model
         if dataset is None:
             require_data(self.recipe, self.module)
+        else:
+            rows = self.recipe.data.model_copy(update={"source": GIVEN_ROWS})
+            self.recipe = self.recipe.model_copy(update={"data": rows})
         shown = Terminal(LastingConsole(stderr=True, soft_wrap=True)) if progress else Listener()
         self.listener: Listener = listener or shown
         self.listener.unit = TASKS[self.recipe.task].unit
@@ -200,7 +204,7 @@ class Trainer:
         for note in (*data.notes, *build.notes):
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
-        for line in beginning(recipe, step, data, len(source), self.module is None, self.dataset is None):
+        for line in beginning(recipe, step, data, len(source)):
             self.listener.message(line)
         before = folder.saved_recipe()
         if world.rank == 0:
