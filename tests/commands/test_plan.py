@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from transformers import TrainingArguments
 
 import tightfit
+from tests.data.helpers import write_jsonl
 from tests.display.plans import fitting, nothing_fits
 from tests.failing import failing
 from tests.own_models import Scores
@@ -542,6 +544,20 @@ def test_the_cache_is_named_and_left_aside(recipe, run, monkeypatch):
     assert "whole run" in outs[2]
     status, out, _ = run("plan", recipe, "--gpu", "l4", "--no-cache")
     assert (status, "From the cache" in out) == (2, False)
+
+
+def test_a_run_over_epochs_of_data_that_is_here_is_as_long_as_its_samples_make_it(recipe, run, monkeypatch, tmp_path):
+    monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(fitting()))
+    write_jsonl(tmp_path / "rows.jsonl", [{"text": f"{number} and some more words " * 9} for number in range(40)])
+    words = ("plan", recipe, "--gpu", "l4", f"data={tmp_path / 'rows.jsonl'}", "num_train_epochs=2.5",
+             "vocab_size=300")
+    unpacked = run(*words, "data.packing=false", "data.eval_fraction=0")[1]
+    assert f"for {round(2.5 * 40 * 16):,} tokens" in " ".join(unpacked.split())
+    priced = " ".join(run(*words, "--price", "2")[1].split())  # packed
+    assert re.search(r"whole run .* for [\d,]+ tokens, at a cost of", priced)
+    status, out, err = run(*words, "task=sequence-classification")
+    assert (status, "whole run" in out) == (0, False)
+    assert "note: how long 2.5 epochs take is not known: data.label: " in err
 
 
 @pytest.mark.parametrize(("fields", "said"), [

@@ -76,11 +76,6 @@ class PlanOptions:
         return {name: path for name, path in (("html", self.html), ("save", self.save)) if path is not None}
 
     @property
-    def count_of_tokens(self) -> int:
-        """Tokens of a whole run; 0 where they are not said. Raises RecipeError."""
-        return 0 if self.tokens is None else parse_tokens(self.tokens)
-
-    @property
     def best(self) -> int | None:
         """Candidates, or GPUs, to show; None for all."""
         return whole("top", self.top)
@@ -175,7 +170,7 @@ def _compare(
     recipe_on: RecipeForDevice, devices: Mapping[str, Device], options: PlanOptions, key: Callable[[], str | None]
 ) -> None:
     """Print a comparison. devices: by their names; all of the catalogue where there are none."""
-    tokens, prices = options.count_of_tokens, parse_prices(options.prices)
+    tokens, prices = _tokens(options, recipe_on(True)), parse_prices(options.prices)
     if devices and (others := prices.keys() - devices.keys()):
         raise RecipeError(f"price: {', '.join(sorted(others))} not among the GPUs compared; name it in --gpu too, "
                           "or leave its price out")
@@ -208,11 +203,13 @@ def _plan(
     recipe_on: RecipeForDevice, planned: Callable[..., ReadablePlan], options: PlanOptions,
     key: Callable[[], str | None], gpu: str | None,
 ) -> None:
-    prices, tokens = options.prices, options.count_of_tokens
+    prices = options.prices
     if len(prices) > 1:
         raise RecipeError(f"price: {', '.join(prices)} are several, and this is one GPU's plan; write one, or "
                           "--gpu all or several as --gpu l4,rtx-4090 to compare GPUs")
-    if prices and not (tokens or steps_asked(recipe_on(gpu != "cpu"))):
+    recipe = recipe_on(gpu != "cpu")
+    tokens = _tokens(options, recipe)
+    if prices and not (tokens or steps_asked(recipe)):
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all, "
                           "several as --gpu l4,rtx-4090, or --tokens 1B or max_steps=2000 with it")
     of_gpus = parse_prices(prices) if prices and "=" in prices[0] else {}
@@ -248,6 +245,17 @@ def _plan(
     if options.save is not None:
         device = {"device": "cpu"} if plan.device.kind == "cpu" else {}  # elsewhere it would be another plan
         _write("save", options.save, "recipe", to_yaml(plan.recipe.to_dict() | device))
+
+
+def _tokens(options: PlanOptions, recipe: Recipe) -> int:
+    """Tokens of a whole run: those said, or in the recipe's epochs of data that is here; 0 where neither tells."""
+    if options.tokens is not None or recipe.num_train_epochs is None:
+        return 0 if options.tokens is None else parse_tokens(options.tokens)
+    from tightfit.training.listeners import Terminal
+    from tightfit.training.session import tokens_of_epochs  # for these alone
+
+    with Terminal(Console(stderr=True, soft_wrap=True)) as terminal:
+        return tokens_of_epochs(recipe, terminal.message, terminal.preparing)
 
 
 def _write(option: str, path: Path, what: str, text: str) -> None:

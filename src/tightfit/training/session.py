@@ -9,12 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tightfit.backends import load_backend
+from tightfit.backends import load_backend, quiet_loading
 from tightfit.backends.base import Backend
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.splitting import Progress
 from tightfit.devices import Device, listed_device
-from tightfit.errors import RecipeError, Refused
+from tightfit.errors import RecipeError, Refused, TightfitError, one_line
 from tightfit.model_facts import ModelFacts, model_facts, module_facts
 from tightfit.models import read_config
 from tightfit.planning.defaults import other_than_usual
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 MOST_WORKERS = 8
 """Worker processes for each core, at most: each takes hundreds of megabytes."""
+COUNTED = 32 << 20
+"""Bytes of text that are prepared before a run, at most, to say how long it takes: some seconds."""
 Log = Callable[[str], None]
 """Takes a sentence for the person running this."""
 
@@ -159,3 +161,22 @@ def require_data(recipe: Recipe, module: Any = None) -> None:
 def training_global_batches(recipe: Recipe) -> GlobalBatchLoader:
     """The global batches that a resolved recipe trains on."""
     return GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe)
+
+
+def tokens_of_epochs(recipe: Recipe, log: Log, progress: Progress | None = None) -> int:
+    """The tokens, padding included, or images of a run of `num_train_epochs` over data that is here, which is prepared
+    for that. 0 where the recipe counts steps, where its data is elsewhere or more than `COUNTED` bytes of text, and
+    where it cannot be prepared, which is logged."""
+    source, images = Path(recipe.data.source).expanduser(), get_task(recipe.task).reads == "images"
+    if recipe.num_train_epochs is None or not source.exists():
+        return 0
+    try:
+        files = () if images else (path for path in (source, *source.rglob("*")) if path.is_file())
+        if sum(path.stat().st_size for path in files) > COUNTED:
+            return 0
+        with quiet_loading():
+            samples = len(prepare(recipe, model_facts(recipe), progress=progress).train)
+    except (TightfitError, OSError) as error:
+        log(f"note: how long {recipe.num_train_epochs:g} epochs take is not known: {one_line(error)}")
+        return 0
+    return round(recipe.num_train_epochs * samples) * (1 if images else recipe.seq_len)
