@@ -59,6 +59,16 @@ def test_bad_words_are_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_wrong_with_the_recipe_is_said_once_and_no_rung_is_started(
+    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    status, printed, said = run("ladder", "quickstart", "data=nowhere.txt", f"output_dir={tmp_path / 'ladder'}")
+    assert (status, printed) == (2, "")
+    assert said.startswith("tightfit: data: 'nowhere.txt' does not exist")
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_ladder_is_shown_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,6 +131,21 @@ def test_the_machine_is_described(tmp_path: Path) -> None:
     assert found.memory_bytes > 1 << 30
 
 
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"data": "nowhere.txt"}, "data: 'nowhere.txt'"), ({"seq_len": 2000}, "seq_len: 2000 exceeds"),
+    ({"model": "no-such-model"}, "model: 'no-such-model'"),
+    ({"model_overrides": {"n_embd": 63, "n_head": 2}}, "must be divisible by num_heads"),
+    ({"model": "bert-base", "model_overrides": {}, "backend": "jax"}, "no causal-lm model of type 'bert'"),
+])  # fmt: skip
+def test_what_is_wrong_with_the_recipe_itself_is_found_with_the_machine(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    recipe = Recipe.from_dict({**TINY, **changes})
+    (found,) = outcomes(tmp_path, Job(kind="machine", recipe=recipe.to_dict()))
+    assert found.status != "done"
+    assert reason in found.reason
+
+
 def test_a_limit_on_memory_is_for_gpus(tmp_path: Path) -> None:
     found = measured(tmp_path, memory=1 << 33)
     assert found.status == "refused"

@@ -56,7 +56,8 @@ def run_ladder(
         check_picture(picture)
     if gpu is not None:
         card(gpu)  # an unknown name is said before anything runs
-    machine = this_machine(ladder.recipe(ladder.rungs[0], chosen or "full", fields))
+    limit = limit or LIMIT
+    machine = this_machine(ladder.recipe(ladder.rungs[0], chosen or "reduced", fields), limit)
     if memory is not None and machine.kind != "cuda":
         raise RecipeError("gpu-memory: this machine has no GPU to cut down; leave it out, or write --gpu with a name "
                           "or a size to predict the full size for")
@@ -69,7 +70,7 @@ def run_ladder(
     run = LadderRun(
         ladder=ladder, scale=chosen, folder=Path(given[-1] if given else Path(FOLDER) / ladder.name).expanduser(),
         machine=machine, log=lambda text: console.print(text, markup=False, highlight=False), overrides=fields,
-        runners=tuple(dict.fromkeys((OURS, *peers))), warm_up=warm_up, steps=steps or timed, limit=limit or LIMIT,
+        runners=tuple(dict.fromkeys((OURS, *peers))), warm_up=warm_up, steps=steps or timed, limit=limit,
         gpu=gpu, memory=memory, fresh=fresh,
     )  # fmt: skip
     try:

@@ -30,7 +30,8 @@ LAST_WORDS = 400
 
 
 class Job(BaseModel, frozen=True):
-    """A job for a process: to say what this machine is, to measure a rung or to predict one.
+    """A job for a process: to say what this machine is, with the model and the data that all rungs share, to measure a
+    rung or to predict one.
 
     recipe, within: as `Recipe.to_dict` writes them; within: whose memory a growing rung keeps to.
     memory: bytes that this machine's device is cut down to.

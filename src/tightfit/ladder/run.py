@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.devices import MIB
-from tightfit.errors import RecipeError, writing
+from tightfit.errors import RecipeError, Refused, writing
 from tightfit.ladder.jobs import Job, Outcome, run_jobs
 from tightfit.ladder.peers import PEERS, title_of
 from tightfit.ladder.rows import (
@@ -40,8 +40,6 @@ Log = Callable[[str], None]
 
 LIMIT = 600.0
 """Seconds that one rung may take, where nothing else is asked for."""
-MACHINE_SECONDS = 120.0
-"""Seconds that asking for the machine may take: it loads the framework."""
 
 
 @dataclass(kw_only=True)
@@ -87,6 +85,10 @@ class LadderRun:
 
     def recipe(self, rung: Rung, scale: Scale | None = None) -> Recipe:
         return self.ladder.recipe(rung, scale or self.scale, self.overrides)
+
+    def refusals(self, rung: Rung) -> list[str]:
+        """Reasons why the rung cannot run here, as far as the device is known."""
+        return self.machine.refusals(self.recipe(rung), rung.launch)
 
     def within(self, rung: Rung, scale: Scale | None = None) -> dict[str, Any] | None:
         """The recipe whose memory a growing rung keeps to; None for the others."""
@@ -148,9 +150,10 @@ ROUNDS = 3
 """Times that a rung is measured at most."""
 
 
-def this_machine(recipe: Recipe) -> Machine:
-    """The machine as a rung finds it. Raises RecipeError where the recipe's device is not there."""
-    (found,) = run_jobs([Job(kind="machine", recipe=recipe.to_dict())], MACHINE_SECONDS)
+def this_machine(recipe: Recipe, limit: float = LIMIT) -> Machine:
+    """The machine as a rung finds it. Raises RecipeError where the recipe's device, model or data is not there. limit:
+    seconds, in which data is also read."""
+    (found,) = run_jobs([Job(kind="machine", recipe=recipe.to_dict())], limit)
     if found.status != "done":
         raise RecipeError(found.reason)
     return Machine(**found.values)
@@ -159,20 +162,23 @@ def this_machine(recipe: Recipe) -> Machine:
 def run_rungs(run: LadderRun) -> None:
     """Run every rung that has no row yet, then predict each; a row is kept as soon as it is known.
 
-    Raises RecipeError for a rung that is no recipe, and a folder that another ladder is writing to; ReportError where
-    results cannot be read or written.
+    Raises RecipeError for a rung that is no recipe, and a folder that another ladder is writing to; Refused for what no
+    rung can do without here, where nothing is asked of another card; ReportError where results cannot be read or
+    written.
     """
-    for rung in run.ladder.rungs:
-        run.recipe(rung)  # a wrong override is said before anything runs
+    found = [run.refusals(rung) for rung in run.ladder.rungs]  # a wrong override is said before anything runs
+    shared = [reason for reason in found[0] if all(reason in reasons for reasons in found)]
+    if shared and run.gpu is None:
+        raise Refused("; ".join(shared))
     with writing(f"output_dir: {run.folder}", "write output_dir=... elsewhere"):
         run.folder.mkdir(parents=True, exist_ok=True)
         with locked(run.folder):
-            found = read(run.path)
-            if found.skipped:
-                more = len(found.skipped) - 1
-                run.log(found.skipped[0] + (f"; {more} more lines are none either" if more else ""))
+            rows = read(run.path)
+            if rows.skipped:
+                more = len(rows.skipped) - 1
+                run.log(rows.skipped[0] + (f"; {more} more lines are none either" if more else ""))
             if not run.fresh:
-                run.rows = found
+                run.rows = rows
             _measure(run)
             _measure_again(run)
             if run.predicts:
@@ -258,7 +264,7 @@ def _predict(run: LadderRun, gpu: str | None) -> None:
     scale: Scale = "full" if gpu else run.scale
     waiting = [rung for rung in run.ladder.rungs
                if rung.launch == "single" and run.is_due(run.predicted(rung, device, scale))
-               and (gpu or not run.machine.refusals(run.recipe(rung), rung.launch))]
+               and (gpu or not run.refusals(rung))]
     every, where = len(waiting), f"for {device}, at full size" if gpu else f"for {device}"
 
     def announce() -> None:

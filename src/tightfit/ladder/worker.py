@@ -18,12 +18,14 @@ from pathlib import Path
 from tightfit.backends import load_backend
 from tightfit.backends.base import Backend
 from tightfit.backends.measurements import Timings
+from tightfit.data import prepare
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, NonFiniteLoss, OutOfMemory, Refused, TightfitError
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import OURS, Machine, Status
 from tightfit.ladder.rungs import card
+from tightfit.model_facts import model_facts
 from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import predict_memory, steps_alone
@@ -68,9 +70,14 @@ def status_of(error: TightfitError) -> Status:
 
 
 def machine(job: Job) -> Outcome:
-    """This machine, as far as figures depend on it."""
+    """This machine, as far as figures depend on it. Raises what is wrong with the recipe itself, whatever rungs change:
+    its model, its data."""
     recipe = Recipe.from_dict(job.recipe)
-    device = load_backend(recipe.backend.name).device(recipe)
+    backend = load_backend(recipe.backend.name)
+    device = backend.device(recipe)
+    if device.kind == "cpu":  # where a rung asks for it as well
+        backend.model_size(recipe)
+    prepare(recipe, model_facts(recipe))
     return Outcome(values=Machine(
         device=device.name, kind=device.kind, memory_bytes=device.memory_bytes, units=device.units,
         driver=driver_version() if device.kind == "cuda" else None,

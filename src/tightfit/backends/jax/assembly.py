@@ -46,7 +46,8 @@ def assemble(
                          "name one, or write backend=pytorch")
     assert isinstance(recipe.backend, Jax)
     config = read_config(recipe) if config is None else config
-    network, stored, notes = _find_network(recipe, config)
+    network = find_network(recipe, config)
+    stored, notes = _find_weights(recipe)
     build = Build(
         recipe=recipe, device=device, devices=devices, task=get_task(recipe.task), facts=model_facts(recipe, config),
         network=network, stored=stored, notes=notes,
@@ -67,22 +68,27 @@ def unserved(recipe: Recipe) -> list[str]:
     return [*absences(recipe, ABSENT), *fields]
 
 
-def _find_network(recipe: Recipe, config: Any) -> tuple[Network, Path | None, tuple[str, ...]]:
-    """The recipe's model: its functions, the folder of its stored weights if it has any, and notes as sentences."""
+def find_network(recipe: Recipe, config: Any) -> Network:
+    """The functions of the recipe's model. Raises ModelError for one that has no counterpart here."""
     source = resolve_source(recipe)
     if source.kind == "factory":
         raise ModelError(f"model: {source.name} makes a torch module, and backend: jax has models of its own "
                          f"({', '.join(FAMILIES)}); write backend=pytorch")
-    network = network_of(config, recipe.task)
+    return network_of(config, recipe.task)
+
+
+def _find_weights(recipe: Recipe) -> tuple[Path | None, tuple[str, ...]]:
+    """The folder of the model's stored weights if it has any, and notes as sentences."""
+    source = resolve_source(recipe)
     if source.kind == "bundled" or not recipe.pretrained:
-        return network, None, ()
+        return None, ()
     folder = Path(source.name) if source.kind == "folder" else _downloaded(source.name)
     if any(folder.glob("*.safetensors")):
-        return network, folder, ()
+        return folder, ()
     if any(folder.glob("pytorch_model*.bin")):
         raise ModelError(f"model: the weights in {str(folder)!r} are a PyTorch pickle, which backend: jax does not "
                          "read; save them as safetensors, or write backend=pytorch")
-    return network, None, (f"the folder {folder} holds no weights: the model starts from its configuration",)
+    return None, (f"the folder {folder} holds no weights: the model starts from its configuration",)
 
 
 def _downloaded(name: str) -> Path:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 import psutil
 
-from tightfit.backends.jax.assembly import assemble, unserved
+from tightfit.backends.jax.assembly import assemble, find_network, unserved
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.step import Step
 from tightfit.backends.measurements import ModelSize, Timings
 from tightfit.backends.world import ALONE, World
 from tightfit.devices import Device
 from tightfit.errors import Refused
+from tightfit.models import read_config
 from tightfit.recipe import Recipe
 from tightfit.system import host_memory
 from tightfit.trace import Trace, UntracedMemory
@@ -64,6 +65,7 @@ class JaxBackend:
     def model_size(self, recipe: Recipe, config: Any = None) -> ModelSize:
         from tightfit.backends.pytorch.model_size import model_size  # whose modules have the same shapes
 
+        find_network(recipe, read_config(recipe) if config is None else config)
         return model_size(recipe, config)
 
     def world(self, recipe: Recipe) -> AbstractContextManager[World]:
