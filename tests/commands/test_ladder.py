@@ -17,7 +17,7 @@ from tests.ladder.made import CARD, CPU, DONE, Processes, use
 from tests.page.browsing import needs_chromium
 from tightfit import cli
 from tightfit.commands.ladder import run_ladder
-from tightfit.errors import RecipeError, ReportError
+from tightfit.errors import RecipeError, Refused, ReportError
 from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.peers import PEERS
@@ -192,6 +192,13 @@ def test_what_lies_where_the_results_belong_is_one_sentence(
     status, _, said = run("ladder", "bert-large", f"output_dir={tmp_path}")
     assert status == 2
     assert said.endswith("results.jsonl: cannot be read (Is a directory)\n")
+
+
+def test_a_peer_that_needs_a_gpu_is_refused_before_any_rung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = use(monkeypatch, Processes(lambda job: DONE))
+    with pytest.raises(Refused, match="peer: liger needs a GPU, for its kernels"):
+        run_ladder("bert-large", [f"output_dir={tmp_path}"], peers=["plain", "liger"])
+    assert made.ran() == 0
 
 
 def test_a_limit_on_memory_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

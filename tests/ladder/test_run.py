@@ -19,7 +19,7 @@ from tightfit.ladder.results import heading, other_work, remarks, rung_results
 from tightfit.ladder.rows import RESULTS, Machine, is_far_off, read
 from tightfit.ladder.run import LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import Ladder, Rung, card
-from tightfit.ladder.table import cells
+from tightfit.ladder.table import cells, notes
 
 LADDER = ladders()["bert-large"]
 RUNGS = [rung.name for rung in LADDER.rungs]
@@ -146,11 +146,14 @@ def test_what_cannot_serve_here_is_named_once_and_not_started(go: Go) -> None:
     refused = [result for result in rung_results(run) if result.measured.status == "refused"]
     assert refused
     assert all("compute capability" in result.measured.reason for result in refused)
-    names = [result.rung.name for result in refused]
+    names = list(dict.fromkeys(result.rung.name for result in refused))
     assert f"{len(names)} rungs cannot run on NVIDIA T4, for the reasons below the table: {'; '.join(names)}" in said
     assert not [text for name in names for text in said if text.startswith(("rung", "pred")) and text.endswith(name)]
-    assert [job.runner for job in made.jobs].count("plain") == len(RUNGS)  # another trainer refuses for itself
-    assert len(made.jobs) == made.predicted + len(RUNGS) == 2 * len(RUNGS) - len(names)
+    assert {result.runner for result in refused} == set(runners)
+    assert len(made.jobs) == 2 * made.predicted == 2 * (len(RUNGS) - len(names))
+    (reason,) = {result.measured.reason for result in refused if result.rung.name == names[0]}
+    assert [text for text in notes(rung_results(run)) if names[0] in text and reason in text] == [
+        f"{'; '.join(result.name for result in refused if result.measured.reason == reason)}: refused: {reason}"]
     two = replace(LADDER, rungs=(LADDER.rungs[0], *(Rung(name=n, launch=n) for n in ("dp", "ddp", "ddp-no-p2p"))))
     assert "2 rungs cannot run on CPU, for the reasons below the table: dp; ddp-no-p2p" in go(ladder=two)[2]
 

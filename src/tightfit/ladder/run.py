@@ -87,7 +87,7 @@ class LadderRun:
         return self.ladder.recipe(rung, scale or self.scale, self.overrides)
 
     def refusals(self, rung: Rung) -> list[str]:
-        """Reasons why the rung cannot run here, as far as the device is known."""
+        """Reasons why the rung cannot run here, by whatever runner, as far as the device is known."""
         return self.machine.refusals(self.recipe(rung), rung.launch)
 
     def within(self, rung: Rung, scale: Scale | None = None) -> dict[str, Any] | None:
@@ -195,12 +195,11 @@ def _measure(run: LadderRun) -> None:
     every = len(run.ladder.rungs) * len(run.runners)
     if 0 < len(waiting) < every:
         run.log(f"resuming: {every - len(waiting)} of {every} rungs have their row, or need none")
-    left, refused = list[tuple[Rung, str]](), list[str]()
+    left, refused = list[tuple[Rung, str]](), dict[str, None]()
     for rung, runner in waiting:
-        reasons = run.machine.refusals(run.recipe(rung), rung.launch) if runner == OURS else []
-        if reasons:
+        if reasons := run.refusals(rung):
             _keep(run, rung, runner, Outcome(status="refused", reason="; ".join(reasons)))
-            refused.append(rung.name)
+            refused[rung.name] = None
         else:
             left.append((rung, runner))
     if refused:

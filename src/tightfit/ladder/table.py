@@ -47,8 +47,12 @@ def show(run: LadderRun, console: Console) -> None:
 
 
 def notes(results: Sequence[RungResult]) -> list[str]:
-    """Every remark once, behind the name of its rung."""
-    return list(dict.fromkeys(f"{result.name}: {text}" for result in results for text in remarks(result)))
+    """Every remark once, behind the names of its rungs."""
+    names: dict[str, dict[str, None]] = {}
+    for result in results:
+        for text in remarks(result):
+            names.setdefault(text, {})[result.name] = None
+    return [f"{'; '.join(rungs)}: {text}" for text, rungs in names.items()]
 
 
 def table(heads: list[str], rows: list[list[str]], results: list[RungResult]) -> Table:

@@ -77,8 +77,6 @@ def run(recipe: Recipe, device: Device, warm_up: int, steps: int, **more: Any) -
 
 def run_with_liger(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
     """Take the recipe's steps with the Trainer's `use_liger_kernel`. Raises as `run` does."""
-    if device.kind == "cpu":
-        raise Refused("device: Liger's kernels are written in Triton, which needs a GPU; run this peer on one")
     if importlib.util.find_spec("liger_kernel") is None:
         raise MissingLibrary("liger-kernel", "the peer liger")
     known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
