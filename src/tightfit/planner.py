@@ -14,12 +14,11 @@ from typing import Any
 
 from rich.console import Console
 
-from tightfit.backends import load_backend
-from tightfit.backends.base import Backend
+from tightfit.backends import backend_of, load_backend
 from tightfit.devices import Device, catalogue, parse_host_memory
 from tightfit.display.plan_table import ReadablePlan
 from tightfit.display.progress import SearchProgress
-from tightfit.errors import RecipeError, Refused
+from tightfit.errors import RecipeError
 from tightfit.models import read_config
 from tightfit.planning.cluster import Cluster, on_cluster, read_cluster
 from tightfit.planning.drives import moves_of
@@ -105,7 +104,7 @@ def plan_on(
         own = type(module)
         rows = {"data": Data(packing=False)} if recipe.data == Data() else {}  # its own, which are never packed
         recipe = recipe.model_copy(update={"model": f"{own.__module__}:{own.__name__}", **rows})
-    backend, most = _backend_for(recipe), None
+    backend, most = backend_of(recipe), None
     if largest:
         if target.device.world > 1 or not recipe.backend.runs_torch:
             raise RecipeError(f"longest, largest: {largest} is asked of one device, with backend: pytorch")
@@ -116,14 +115,6 @@ def plan_on(
     found = search_with(backend, recipe, target, module=module, progress=progress,
                         catalogue=[cluster.on(card) for card in catalogue()] if cuda else ())
     return ReadablePlan.of(replace(found, largest=most, notes=(*found.notes, *_drive_notes(found), *aside)))
-
-
-def _backend_for(recipe: Recipe) -> Backend:
-    """A recipe's backend. Raises Refused for what it does not have, before anything is traced."""
-    backend = load_backend(recipe.backend.name)
-    if reasons := backend.absences(recipe):
-        raise Refused("; ".join(reasons))
-    return backend
 
 
 def _drive_notes(found: Plan) -> list[str]:
@@ -152,7 +143,7 @@ def compare_gpus(
     recipe = recipe_on(True)
     _check_device(recipe, ", ".join(device.name for device in devices) or "all", "cuda")
     read_config(recipe)
-    tools = standard_tools(_backend_for(recipe))
+    tools = standard_tools(backend_of(recipe))
     with Pool(tools, recipe.backend.name) as evaluator:
         return compare_devices(recipe, devices or catalogue(), tools, progress, evaluator)
 
@@ -161,7 +152,7 @@ def overview(recipe_on: RecipeForDevice, *, progress: Progress | None = None) ->
     """The recipe's ways to train on every GPU of the catalogue."""
     recipe = recipe_on(True)
     read_config(recipe)
-    with Pool(standard_tools(_backend_for(recipe)), recipe.backend.name) as pool:
+    with Pool(standard_tools(backend_of(recipe)), recipe.backend.name) as pool:
         return over_all(recipe, catalogue(), pool, progress)
 
 

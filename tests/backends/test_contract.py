@@ -9,7 +9,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from tightfit.backends.base import absences
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import Refused
@@ -70,7 +69,7 @@ def test_a_rung_builds_steps_and_learns(slot, rung, kind, tiny, backend, name):
               "model_overrides": {**tiny["model_overrides"], **needs.get("model_overrides", {})}}
     recipe = Recipe.from_dict(values)
     device = backend.device(recipe)
-    if reasons := [*recipe.refusals(device), *absences(recipe, absent(name))]:
+    if reasons := [*recipe.refusals(device), *backend.absences(recipe)]:
         assert all(len(reason) > 20 for reason in reasons)
         with pytest.raises(Refused, match=slot):
             backend.build(resolve(recipe, device), device)

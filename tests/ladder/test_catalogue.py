@@ -67,6 +67,18 @@ def test_a_recipes_ladder_varies_what_is_open() -> None:
     assert "pinned in every rung: optimizer=sgd, attention=sdpa" in ladder.notes
 
 
+def test_what_a_backend_lacks_makes_no_rung() -> None:
+    recipe = Recipe.from_dict({"model": "gpt2", "backend": "jax", "optimizer": "sgd", "checkpointing": "none",
+                               "precision": "fp32", "offload": "host"})
+    ladder = ladder_of(recipe.override(micro_batch_size=4), "gpt2")
+    assert [rung.name for rung in ladder.rungs] == [
+        "plain", "attention sdpa", "attention sdpa, kernel=cudnn", "attention sdpa, kernel=math",
+        "combined, as the plan chooses"]
+    (note,) = (note for note in ladder.notes if note.startswith("no rungs, for backend: jax does not have them: "))
+    assert "attention sdpa, kernel=flash; " in note
+    assert "; loss chunked; loss liger; compile per-block; " in note
+
+
 def test_a_recipe_with_nothing_open_has_no_ladder() -> None:
     pinned = {"micro_batch_size": 1, "precision": "fp32", "checkpointing": "none", "optimizer": "sgd",
               "attention": "sdpa", "compile": "off", "loss": "plain"}  # fmt: skip

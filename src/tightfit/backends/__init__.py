@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tightfit.errors import MissingLibrary, install_command
+from tightfit.errors import MissingLibrary, Refused, install_command
 
 if TYPE_CHECKING:
     from tightfit.backends.base import Backend
+    from tightfit.recipe import Recipe
 
 PLUGIN_NOTES = (b"I0000 ", b"WARNING: All log messages before absl::InitializeLog()")
 """Beginnings of lines that XLA logs for information."""
@@ -73,3 +74,12 @@ def load_backend(name: str) -> Backend:
         from tightfit.backends.pytorch.backend import PytorchBackend
 
         return PytorchBackend()
+
+
+def backend_of(recipe: Recipe) -> Backend:
+    """The backend that a recipe names. Raises as `load_backend` does, and Refused for what it does not have: said ahead
+    of what a device cannot do, whose advice is another thing that the backend may lack."""
+    backend = load_backend(recipe.backend.name)
+    if reasons := backend.absences(recipe):
+        raise Refused("; ".join(reasons))
+    return backend

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
+from tightfit.backends import load_backend
 from tightfit.devices import MIB
 from tightfit.errors import RecipeError
 from tightfit.ladder.rungs import PLAIN, Figures, Ladder, Rung, setting_alone, setting_name
@@ -90,8 +91,8 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
     """The recipe's ladder. What it pins stays; every field that it leaves `auto` is varied.
 
     The baseline takes PLAIN's choice of each open slot, and the whole batch at once; of a factory's model, which may
-    compute attention itself, `sdpa`, which keeps that. Raises RecipeError for a recipe that trains nothing or leaves
-    nothing open.
+    compute attention itself, `sdpa`, which keeps that. What the backend does not have makes no rung. Raises RecipeError
+    for a recipe that trains nothing or leaves nothing open, and MissingLibrary.
     """
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a ladder is of training; write mode=train")
@@ -109,16 +110,24 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
         halves = [recipe.batch_size >> times for times in range(1, HALVINGS + 1)]
         rungs += [Rung(name=f"micro-batch {size}", changes={"micro_batch_size": size}, against=BASELINE,
                        feature="gradient accumulation") for size in halves if size]
-    for slot in slots:
-        rungs += [Rung(name=f"{slot} {setting_name(setting)}", changes=_alone(setting, recipe), against=BASELINE,
-                       feature=None if made and slot == "attention" else FEATURE_OF.get(slot))
-                  for technique in SLOTS[slot] for setting in technique.representative_settings()
-                  if technique_to_yaml(setting) != plain[slot]]
+    alone = [Rung(name=f"{slot} {setting_name(setting)}", changes=_alone(setting, recipe), against=BASELINE,
+                  feature=None if made and slot == "attention" else FEATURE_OF.get(slot))
+             for slot in slots for technique in SLOTS[slot] for setting in technique.representative_settings()
+             if technique_to_yaml(setting) != plain[slot]]
+    absent = list[Rung]()
+    if not recipe.backend.runs_torch:  # PyTorch has all that is compared
+        backend = load_backend(recipe.backend.name)
+        absent = [rung for rung in alone
+                  if backend.absences(Recipe.from_dict({"backend": base["backend"], **rung.changes}))]
+    rungs += [rung for rung in alone if rung not in absent]
     rungs.append(Rung(name="combined, as the plan chooses", against=BASELINE,
                       changes=dict.fromkeys(open_fields, "auto")))
     chosen = {field: getattr(recipe, field) for field in CHOICES if field not in open_fields}
     pinned = [f"{field}={getattr(value, 'name', value)}" for field, value in chosen.items()]
     notes = (f"pinned in every rung: {', '.join(pinned)}",) if pinned else ()
+    if absent:
+        notes = (*notes, f"no rungs, for backend: {recipe.backend.name} does not have them: "
+                 + "; ".join(rung.name for rung in absent))
     if made:
         notes = (*notes, "attention=sdpa where nothing else is said: attention that a module computes itself stays")
     return Ladder(name=folder_name(name), title=f"{recipe.model}, {recipe.task}: plain, each technique alone, combined",

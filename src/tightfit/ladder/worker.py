@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from tightfit.backends import load_backend
+from tightfit.backends import backend_of
 from tightfit.backends.base import Backend
 from tightfit.backends.measurements import Timings
 from tightfit.data import prepare
@@ -73,7 +73,7 @@ def machine(job: Job) -> Outcome:
     """This machine, as far as figures depend on it. Raises what is wrong with the recipe itself, whatever rungs change:
     its model, its data."""
     recipe = Recipe.from_dict(job.recipe)
-    backend = load_backend(recipe.backend.name)
+    backend = backend_of(recipe)
     device = backend.device(recipe)
     if device.kind == "cpu":  # where a rung asks for it as well
         backend.model_size(recipe)
@@ -88,7 +88,7 @@ def machine(job: Job) -> Outcome:
 def measure(job: Job) -> Outcome:
     """Run a rung: ours, or a peer's of the same model, data, seed and number of steps."""
     notes, recipe = list[str](), Recipe.from_dict(job.recipe)
-    backend = load_backend(recipe.backend.name)
+    backend = backend_of(recipe)
     device = backend.device(recipe) if job.memory is None else backend.limit_memory(recipe, job.memory)
     recipe = _resolved(job, own_target(device), backend, notes)
     Session(recipe=recipe, device=device, backend=backend).check_memory(notes.append)
@@ -107,7 +107,7 @@ def measure(job: Job) -> Outcome:
 
 
 def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
-    backend = load_backend(recipe.backend.name)
+    backend = backend_of(recipe)
     source = training_global_batches(recipe)
     step = backend.step(backend.build(recipe, device))
     global_batches = step.global_batches(source, 0, warm_up + steps + 1)
@@ -117,7 +117,7 @@ def _ours(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
 def predict(job: Job) -> Outcome:
     """Predict a rung for this machine's device, or for another card."""
     notes, recipe = list[str](), Recipe.from_dict(job.recipe)
-    backend = load_backend(recipe.backend.name)
+    backend = backend_of(recipe)
     target = own_target(backend.device(recipe)) if job.gpu is None else card(job.gpu)
     if job.memory is not None:
         target = replace(target, device=replace(target.device, memory_bytes=job.memory))

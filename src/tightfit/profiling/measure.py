@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tightfit.backends import load_backend
+from tightfit.backends import backend_of
 from tightfit.backends.base import TIMED_STEPS, WARM_UP, Backend, PendingResult, Step, StepProfiler
 from tightfit.backends.measurements import Measurement
 from tightfit.backends.measuring import measure
@@ -116,7 +116,7 @@ def predicted_profile(recipe: Recipe, target: Target, log: Callable[[str], None]
     Raises the errors of `tightfit.errors`, as planning does.
     """
     _check_trains(recipe)
-    backend = load_backend(recipe.backend.name)
+    backend = backend_of(recipe)
     recipe, plan = resolve_auto(recipe, target, backend, log)
     log(f"predicting a step of {recipe.model} on {target.device.name}")
     fields = _predicted(backend.predict(recipe, target.device), recipe, target)

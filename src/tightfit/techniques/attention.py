@@ -80,8 +80,6 @@ class Sdpa(Attention):
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = []
-        if not recipe.backend.runs_torch and self.kernel in ("flash", "efficient"):
-            return [f"the {self.kernel} kernel is PyTorch's; write attention.kernel=cudnn, or auto"]
         if device.kind == "cpu" and self.kernel in ("efficient", "cudnn"):
             reasons.append(f"the {self.kernel} kernel exists on CUDA devices only; write attention.kernel=auto")
         if device.kind == "cuda" and self.kernel in ("flash", "cudnn"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tightfit.backends import load_backend, quiet_loading
+from tightfit.backends import backend_of, load_backend, quiet_loading
 from tightfit.backends.base import Backend
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.splitting import Progress
@@ -103,7 +103,7 @@ class Session:
 def open_session(recipe: Recipe, log: Log, *, module: Any = None, resumed: bool = False) -> Session:
     """The recipe on its device, with no `auto` left (`planning.resolve_auto`). resumed: whether a run's own recipe
     filled it. Raises Refused where nothing fits, and with all reasons where a technique cannot serve."""
-    backend = load_backend(recipe.backend.name)
+    backend = backend_of(recipe)
     device = backend.device(recipe)
     workers, most = recipe.loading.workers, MOST_WORKERS * cores()
     if workers != "auto" and workers > most:

@@ -76,6 +76,17 @@ def test_what_is_not_there_says_so(run):
         tightfit.plan(None, run, gpu="cpu")
 
 
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"loss": "liger"}, "loss: liger is not in backend: jax, because Liger's kernels are PyTorch's; write loss=plain"),
+    ({"attention": {"name": "sdpa", "kernel": "flash"}},
+     "attention.kernel: flash is PyTorch's; write attention.kernel=cudnn, or auto"),
+])  # fmt: skip
+def test_advice_is_what_the_backend_has(run, changes, said):
+    with pytest.raises(Refused) as raised:
+        Trainer(recipe={**run, **changes}).train()
+    assert str(raised.value) == said
+
+
 ALONE = """
 import sys
 sys.argv = ["tightfit", "train", sys.argv[1]]

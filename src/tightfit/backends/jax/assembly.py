@@ -13,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 from tightfit.backends.base import absences
 from tightfit.backends.jax.apply import ABSENT, APPLY
+from tightfit.backends.jax.attention import IMPLEMENTATIONS
 from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.decoders import FAMILIES, network_of
 from tightfit.backends.jax.network import Network
@@ -38,8 +39,7 @@ def assemble(
     config: the model's configuration, where it was read before.
     Raises Refused with all reasons where a technique cannot serve, and ModelError for a model that is not here.
     """
-    reasons = [*recipe.refusals(device), *unserved(recipe)]
-    if reasons:
+    if reasons := unserved(recipe) or recipe.refusals(device):
         raise Refused("; ".join(reasons))
     if model is not None:
         raise ModelError(f"model: a {type(model).__name__} cannot run in backend: jax, which has models of its own; "
@@ -65,6 +65,9 @@ def unserved(recipe: Recipe) -> list[str]:
         "deterministic": "XLA has a flag for it; write backend.xla_flags=--xla_gpu_deterministic_ops=true in its place",
     }
     fields = [f"{field}: {reason}" for field, reason in reasons.items() if getattr(recipe, field)]
+    kernel = getattr(recipe.attention, "kernel", "auto")
+    if kernel not in IMPLEMENTATIONS:
+        fields.append(f"attention.kernel: {kernel} is PyTorch's; write attention.kernel=cudnn, or auto")
     return [*absences(recipe, ABSENT), *fields]
 
 
