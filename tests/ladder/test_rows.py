@@ -62,6 +62,14 @@ def test_a_line_that_is_no_result_is_named_and_left_out(tmp_path: Path, line: st
     assert f"{path}:2" in found.skipped[0]
 
 
+def test_a_line_that_is_no_result_is_named_with_what_is_wrong_first(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"kind": "measured", "ladder": 3}\n{}\n')
+    assert rows.read(path).skipped == [
+        f"{path}:1: this line is no result and is left out (measured: ladder: Input should be a valid string)",
+        f"{path}:2: this line is no result and is left out (Unable to extract tag using discriminator 'kind')"]
+
+
 @pytest.mark.parametrize("wrong", [
     {"samples": 10**400}, {"notes": None}, {"notes": 7},
     {"context": "much"}, {"recipe": [1]}, {"status": 4}, {"runner": {}}, {"machine": None}, {"peak_reserved": 10**400},

@@ -203,6 +203,14 @@ def test_a_rung_whose_prediction_hangs_costs_no_other_one_its_own(go: Go) -> Non
     assert go(limit=60.0)[1].predicted == 2
 
 
+def test_what_xla_compiles_is_predicted_for_no_processor(go: Go) -> None:
+    ladder = ladders()["transformer-156m-jax"]
+    _, made, _ = go(ladder=ladder, gpu="a5000")
+    assert made.predicted == len(ladder.rungs)  # for that card alone
+    card = Machine(device="RTX A5000", kind="cuda", memory_bytes=24 << 30)
+    assert go(ladder=ladder, machine=card)[1].predicted == len(ladder.rungs)
+
+
 def test_two_ladders_do_not_run_in_one_folder(go: Go, tmp_path: Path) -> None:
     source = ("import sys, time; from pathlib import Path; from tightfit.training.run_folder import locked\n"
               "with locked(Path(sys.argv[1])): print(flush=True); time.sleep(600)")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tests.ladder.made import CARD, PEER, REFUSED, bert_large, empty, hostile, measured
+from tests.ladder.made import CARD, PEER, REFUSED, bert_large, empty, hostile, measured, predicted, without_figures
 from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.results import remarks, rung_results
 from tightfit.ladder.table import cells, show
@@ -89,6 +89,19 @@ def test_a_rung_that_came_to_an_earlier_ones_recipe_says_so():
     run = empty(ladders()["bert-large"], "reduced")
     first, second, *_ = run.ladder.rungs
     same = {"recipe": {**run.recipe(first).to_dict(), "allow_numerics": True}}
-    for recipe, said in ((same, [f"the same recipe as {first.name}: the two differ by noise alone"]), ({}, [])):
-        run.rows.measured[:] = [measured(run, first, 0.2, 100), measured(run, second, 0.2, 100, **recipe)]
-        assert remarks(rung_results(run)[1]) == said
+    for recipe, said, speed in (
+        (same, [f"the same recipe as {first.name}: the two differ by noise alone"], "0.50x~"), ({}, [], "0.50x")
+    ):
+        run.rows.measured[:] = [measured(run, first, 0.2, 100), measured(run, second, 0.4, 100, **recipe)]
+        results = rung_results(run)
+        assert remarks(results[1]) == said
+        assert cells(results, run.ladder)[1][1][4] == speed
+
+
+def test_one_reason_for_both_sizes_is_said_once():
+    run = empty(ladders()["bert-large"], "reduced", gpu="t4")
+    rung, why = run.ladder.rungs[0], "loss: not there; write loss=plain"
+    run.rows.measured.append(without_figures(measured(run, rung, 0.2, 100), "refused", why))
+    run.rows.predicted += [predicted(run, rung, device, scale, 0, 0, fits="", status="refused", reason=why)
+                           for device, scale in ((run.machine.device, "reduced"), ("t4", "full"))]
+    assert remarks(rung_results(run)[0]) == [f"refused: {why}"]

@@ -28,6 +28,7 @@ class RungResult:
     for the card that was asked for. baseline: the measured rung that its factors are of: of a peer's, our own run.
     other_work: why a peer's row is not the same work as ours; empty where it is, and for our own.
     same_as: an earlier rung that came to the same recipe, so that the two differ by noise alone; empty where none did.
+    unchanged: whether the baseline did.
     """
 
     rung: Rung
@@ -38,6 +39,7 @@ class RungResult:
     baseline: Measured | None = None
     other_work: str = ""
     same_as: str = ""
+    unchanged: bool = False
 
     @property
     def name(self) -> str:
@@ -60,7 +62,10 @@ class RungResult:
 
     @property
     def is_noise(self) -> bool:
-        """Whether half of its timed steps and half of its baseline's lie over one another."""
+        """Whether its baseline is the same recipe, or half of its timed steps and half of its baseline's lie over one
+        another."""
+        if self.unchanged:
+            return True
         if self.measured is None or self.baseline is None or not self.ran or not self.baseline.seconds:
             return False
         samples = self.measured.samples, self.baseline.samples
@@ -75,14 +80,15 @@ class RungResult:
 
 def rung_results(run: LadderRun) -> list[RungResult]:
     """The ladder's results in its order; of each rung ours first, then the peers that ran it."""
-    found, first = list[RungResult](), dict[str, str]()
+    found, first, alike = list[RungResult](), dict[str, str](), dict[str, str]()
     for rung in run.ladder.rungs:
         ours = run.measured(rung, OURS)
+        same = alike[rung.name] = _first_alike(first, rung, ours)
         found.append(RungResult(
             rung=rung, runner=OURS, measured=ours, predicted=run.predicted(rung, run.machine.device, run.scale),
             full=None if run.gpu is None else run.predicted(rung, run.gpu, "full"),
             baseline=None if rung.against is None else run.measured(run.ladder.rung(rung.against), OURS),
-            same_as=_same_as(first, rung, ours),
+            same_as="" if same == rung.name else same, unchanged=same != "" and same == alike.get(rung.against or ""),
         ))  # fmt: skip
         found += [RungResult(rung=rung, runner=runner, measured=theirs, baseline=ours,
                              other_work=other_work(ours, theirs))
@@ -90,8 +96,8 @@ def rung_results(run: LadderRun) -> list[RungResult]:
     return found
 
 
-def _same_as(first: dict[str, str], rung: Rung, measured: Measured | None) -> str:
-    """The first rung that ran by the same recipe; empty where it is the first, or did not run.
+def _first_alike(first: dict[str, str], rung: Rung, measured: Measured | None) -> str:
+    """The first rung that ran by the same recipe, itself where none did before it; empty where it did not run.
 
     first: the rungs so far, by what they ran; the rung is added.
     """
@@ -99,8 +105,7 @@ def _same_as(first: dict[str, str], rung: Rung, measured: Measured | None) -> st
         return ""
     # what the planner may choose from is no part of the step that it chose
     step = {name: value for name, value in measured.recipe.items() if name != "allow_numerics"}
-    name = first.setdefault(input_fingerprint(step, launch=rung.launch), rung.name)
-    return "" if name == rung.name else name
+    return first.setdefault(input_fingerprint(step, launch=rung.launch), rung.name)
 
 
 def other_work(ours: Measured | None, theirs: Measured) -> str:
@@ -162,7 +167,7 @@ def remarks(result: RungResult) -> list[str]:
                         "other work shares the machine")
     if guess is not None and not guess.fits and (ran is None or ran.reason != guess.reason):
         said.append(f"not predicted: {guess.reason}")
-    if full is not None and full.fits != "yes":
+    if full is not None and full.fits != "yes" and (ran is None or not full.reason or ran.reason != full.reason):
         words = {"with-retries": "fits only after the caching allocator has freed unused blocks",
                  "tight": "leaves less than the safety margin", "no": "does not fit"}
         said.append(f"at full size: {full.reason or words.get(full.fits, '')}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter
+from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from tightfit.devices import Device, listed_device
 from tightfit.errors import ReportError
@@ -220,7 +220,8 @@ def read(path: Path) -> Rows:
         if line.strip():
             try:
                 rows.add(ROW.validate_json(line))
-            except ValueError as error:
-                reason = " ".join(str(error).split())[:120]
+            except ValidationError as error:
+                first = error.errors()[0]
+                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
                 rows.skipped.append(f"{path}:{number}: this line is no result and is left out ({reason})")
     return rows

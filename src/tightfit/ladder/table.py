@@ -41,7 +41,8 @@ def show(run: LadderRun, console: Console) -> None:
         console.print("speed and memory: a rung's against the one that it changes, a peer's against ours of the same",
                       highlight=False)
     if any(result.is_noise for result in results):
-        console.print("~: within the spread of the timed steps of both, which is no difference", highlight=False)
+        console.print("~: no difference, for it is within the spread of the timed steps of both, or of one recipe",
+                      highlight=False)
     for text in notes(results):
         console.print(f"- {text}", markup=False, highlight=False)
 
