@@ -40,7 +40,7 @@ READING = """\
   the notebook's ladder as it was published, the most that a step's tensors take at once.
 - **Noise.** Where half of a rung's steps lie further than 25 % apart, as on a busy machine, or its speed is ten times
   off its neighbours', it is measured in up to two further rounds. What stays noisy says so, and a speed that lies
-  within the spread of both rungs has a `~` behind it, and so has that of a rung whose recipe is its baseline's.
+  within the spread of both rungs has a `~` behind it; rungs of one recipe have one spread.
 - **speed and memory** are factors of the rung that this one stands against: 0.75x is a quarter slower, or a quarter
   less memory. A technique's effect is that factor, on that model and card.
 - **pred.** is what the plan says of the same recipe on the same device; it knows nothing of the measurement, and is

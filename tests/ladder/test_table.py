@@ -98,6 +98,17 @@ def test_a_rung_that_came_to_an_earlier_ones_recipe_says_so():
         assert cells(results, run.ladder)[1][1][4] == speed
 
 
+def test_rungs_of_one_recipe_have_one_spread():
+    run = empty(ladders()["bert-large"], "reduced")
+    first, second, third, *_ = run.ladder.rungs
+    third = replace(third, against=first.name)
+    run.ladder = replace(run.ladder, rungs=(first, second, third))
+    same = {"recipe": run.recipe(second).to_dict()}
+    run.rows.measured[:] = [measured(run, first, 0.4, 100), measured(run, second, 0.2, 100, **same),
+                            measured(run, third, 0.8, 100, **same)]
+    assert [row[4] for row in cells(rung_results(run), run.ladder)[1]] == ["", "2.00x~", "0.50x~"]
+
+
 def test_one_reason_for_both_sizes_is_said_once():
     run = empty(ladders()["bert-large"], "reduced", gpu="t4")
     rung, why = run.ladder.rungs[0], "loss: not there; write loss=plain"

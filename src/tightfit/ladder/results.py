@@ -28,7 +28,8 @@ class RungResult:
     for the card that was asked for. baseline: the measured rung that its factors are of: of a peer's, our own run.
     other_work: why a peer's row is not the same work as ours; empty where it is, and for our own.
     same_as: an earlier rung that came to the same recipe, so that the two differ by noise alone; empty where none did.
-    unchanged: whether the baseline did.
+    spread, baseline_spread: the seconds a sample between which half of its timed steps lie and half of those of every
+    rung of its recipe, and the baseline's.
     """
 
     rung: Rung
@@ -39,7 +40,8 @@ class RungResult:
     baseline: Measured | None = None
     other_work: str = ""
     same_as: str = ""
-    unchanged: bool = False
+    spread: tuple[float, float] | None = None
+    baseline_spread: tuple[float, float] | None = None
 
     @property
     def name(self) -> str:
@@ -62,15 +64,10 @@ class RungResult:
 
     @property
     def is_noise(self) -> bool:
-        """Whether its baseline is the same recipe, or half of its timed steps and half of its baseline's lie over one
-        another."""
-        if self.unchanged:
-            return True
-        if self.measured is None or self.baseline is None or not self.ran or not self.baseline.seconds:
+        """Whether its spread and its baseline's lie over one another."""
+        if self.spread is None or self.baseline_spread is None:
             return False
-        samples = self.measured.samples, self.baseline.samples
-        (low, high), (least, most) = ([seconds / max(count, 1) for seconds in row.quartiles] for row, count in zip(
-            (self.measured, self.baseline), samples, strict=True))
+        (low, high), (least, most) = self.spread, self.baseline_spread
         return low <= most and least <= high and (low < high or least < most)
 
     def _factor(self, figure: str) -> float | None:
@@ -80,32 +77,38 @@ class RungResult:
 
 def rung_results(run: LadderRun) -> list[RungResult]:
     """The ladder's results in its order; of each rung ours first, then the peers that ran it."""
-    found, first, alike = list[RungResult](), dict[str, str](), dict[str, str]()
+    found, steps = list[RungResult](), dict[str, dict[str, Measured]]()
     for rung in run.ladder.rungs:
-        ours = run.measured(rung, OURS)
-        same = alike[rung.name] = _first_alike(first, rung, ours)
+        if (row := run.measured(rung, OURS)) is not None and row.status == "done":
+            steps.setdefault(_step(rung, row), {})[rung.name] = row
+    alike = {name: rows for rows in steps.values() for name in rows}
+    for rung in run.ladder.rungs:
+        ours, same = run.measured(rung, OURS), alike.get(rung.name, {})
+        first, spread = next(iter(same), rung.name), _spread(same.values())
         found.append(RungResult(
             rung=rung, runner=OURS, measured=ours, predicted=run.predicted(rung, run.machine.device, run.scale),
             full=None if run.gpu is None else run.predicted(rung, run.gpu, "full"),
             baseline=None if rung.against is None else run.measured(run.ladder.rung(rung.against), OURS),
-            same_as="" if same == rung.name else same, unchanged=same != "" and same == alike.get(rung.against or ""),
+            same_as="" if first == rung.name else first, spread=spread,
+            baseline_spread=_spread(alike.get(rung.against or "", {}).values()),
         ))  # fmt: skip
         found += [RungResult(rung=rung, runner=runner, measured=theirs, baseline=ours,
-                             other_work=other_work(ours, theirs))
+                             other_work=other_work(ours, theirs), spread=_spread([theirs]), baseline_spread=spread)
                   for runner in run.runners if runner != OURS and (theirs := run.measured(rung, runner)) is not None]
     return found
 
 
-def _first_alike(first: dict[str, str], rung: Rung, measured: Measured | None) -> str:
-    """The first rung that ran by the same recipe, itself where none did before it; empty where it did not run.
-
-    first: the rungs so far, by what they ran; the rung is added.
-    """
-    if measured is None or measured.status != "done":
-        return ""
+def _step(rung: Rung, measured: Measured) -> str:
+    """A digest of the step that a rung ran, the same for equal recipes."""
     # what the planner may choose from is no part of the step that it chose
     step = {name: value for name, value in measured.recipe.items() if name != "allow_numerics"}
-    return first.setdefault(input_fingerprint(step, launch=rung.launch), rung.name)
+    return input_fingerprint(step, launch=rung.launch)
+
+
+def _spread(rows: Iterable[Measured]) -> tuple[float, float] | None:
+    """The least and the most of the rows' quartiles, in seconds a sample; None where none ran."""
+    ends = [seconds / max(row.samples, 1) for row in rows if row.seconds for seconds in row.quartiles]
+    return (min(ends), max(ends)) if ends else None
 
 
 def other_work(ours: Measured | None, theirs: Measured) -> str:

@@ -41,7 +41,7 @@ def show(run: LadderRun, console: Console) -> None:
         console.print("speed and memory: a rung's against the one that it changes, a peer's against ours of the same",
                       highlight=False)
     if any(result.is_noise for result in results):
-        console.print("~: no difference, for it is within the spread of the timed steps of both, or of one recipe",
+        console.print("~: within the spread of the timed steps of both recipes, which is no difference",
                       highlight=False)
     for text in notes(results):
         console.print(f"- {text}", markup=False, highlight=False)
