@@ -99,13 +99,14 @@ def profile_of(
     target = own_target(device)
     offloads = bool(measured.trace.lying_in(Place.HOST)) and bool(measured.lanes)
     lanes = {**({"measured": measured.lanes} if offloads else {}), **predicted.get("lanes", {})}
+    room = capacity(measured.trace, target.device)
     kept = dict.fromkeys([*notes, *predicted["notes"]])
     return Profile(
         recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds, tokens=tokens,
         phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
         calibrated=target.calibration is not None, versions=installed((*recipe.backend.libraries, "tightfit")),
         readings={name: tuple(series) for name, series in (readings or {}).items()},
-        **{**predicted, "lanes": lanes, "notes": tuple(kept)},
+        **{"capacity_bytes": room, **predicted, "lanes": lanes, "notes": tuple(kept)},
     )  # fmt: skip
 
 

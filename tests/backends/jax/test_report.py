@@ -105,4 +105,7 @@ def test_a_profile_is_measured_kept_and_drawn_and_xprof_is_told_where_it_lies(ru
     assert "layers.attention" in page
     assert ";transpose(jvp(" not in page
     assert "This profile is measured only: not predicted: backend: jax" in page
+    assert kept.capacity_bytes == kept.device.memory_bytes > 0
+    assert "capacity not known" not in page
+    assert "not calibrated" not in page  # the head of a column of predicted seconds, of which there are none
     assert (folder / "profile/plugins/profile/step/local.xplane.pb").stat().st_size
