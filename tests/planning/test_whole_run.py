@@ -49,3 +49,13 @@ def test_steps_that_a_recipe_was_written_with_are_a_run_too():
     assert written.whole_run.hours == pytest.approx(2 * time.step_seconds)
     assert written.whole_run.tokens == round(7200 * time.step_seconds * time.throughput)
     assert replace(plan, asked=written.asked.override(num_train_epochs=2)).whole_run is None
+
+
+def test_compiling_is_part_of_a_run():
+    plan = fitting()
+    compiled = replace(plan.chosen, recipe=plan.chosen.recipe.override(compile="per-block"))
+    plan = replace(plan, chosen=compiled, tokens=300_000, price=3600)
+    run, seconds = plan.whole_run, 300_000 / plan.chosen.estimate.time.throughput
+    assert (run.hours * 3600, run.cost) == (pytest.approx(60 + seconds), pytest.approx(60 + seconds))
+    assert "90.0 seconds for 300,000 tokens, compiling for 60 s or so counted, at a cost" in str(run)
+    assert plan.to_json()["whole_run"]["startup_seconds"] == 60

@@ -27,7 +27,7 @@ from tightfit.planning.plan_cache import cache_key, cached, is_cached, machine_f
 from tightfit.planning.search.every_gpu import Comparison, parse_prices
 from tightfit.planning.search.extremes import models_like
 from tightfit.planning.search.overview import Overview
-from tightfit.planning.whole_run import parse_price, parse_tokens, steps_asked
+from tightfit.planning.whole_run import parse_price, parse_tokens, steps_of
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
 from tightfit.recipe.yaml import to_yaml
@@ -209,7 +209,7 @@ def _plan(
                           "--gpu all or several as --gpu l4,rtx-4090 to compare GPUs")
     recipe = recipe_on(gpu != "cpu")
     tokens = _tokens(options, recipe)
-    if prices and not (tokens or steps_asked(recipe)):
+    if prices and not (tokens or steps_of(recipe)):
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all, "
                           "several as --gpu l4,rtx-4090, or --tokens 1B or max_steps=2000 with it")
     of_gpus = parse_prices(prices) if prices and "=" in prices[0] else {}

@@ -10,6 +10,7 @@ from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Label, Plan
 from tightfit.planning.search.wording import changing
 from tightfit.planning.timing.copies import FREE, Copies
+from tightfit.planning.whole_run import startup
 from tightfit.recipe import Recipe
 from tightfit.recipe.words import field_text
 from tightfit.tasks import TASKS
@@ -139,8 +140,8 @@ def _trade_offs(chosen: Candidate) -> str:
     if recipe.mode == "train":
         if recipe.checkpointing != "auto" and recipe.checkpointing.recomputes:
             found.append(f"checkpointing={recipe.checkpointing.name} computes activations again in the backward pass")
-        if recipe.compile != "auto" and recipe.compile.startup_seconds:
-            found.append(f"compiling takes {recipe.compile.startup_seconds:.0f} s or so")
+        if before := startup(recipe):
+            found.append(f"compiling takes {before:.0f} s or so")
     if moved is not None:
         found.append(f"copies between host and GPU make a step {seconds(moved.added)} longer")
     return "; ".join(found) or "none"

@@ -14,7 +14,7 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.alignment import Misalignment
 from tightfit.planning.costs import Estimate
-from tightfit.planning.whole_run import WholeRun, steps_asked
+from tightfit.planning.whole_run import WholeRun, steps_of
 from tightfit.recipe import CHOICES, CHOSEN_SLOTS, Recipe
 from tightfit.techniques import SLOTS
 from tightfit.text import size
@@ -238,8 +238,8 @@ class Plan:
         if self.chosen is None:
             return None
         time = self.chosen.estimate.time
-        tokens = self.tokens or round(steps_asked(self.asked) * time.step_seconds * time.throughput)
-        return WholeRun.of(time, tokens, self.price) if tokens else None
+        tokens = self.tokens or round(steps_of(self.asked) * time.step_seconds * time.throughput)
+        return WholeRun.of(self.chosen.recipe, time, tokens, self.price) if tokens else None
 
     @property
     def reasons(self) -> list[str]:

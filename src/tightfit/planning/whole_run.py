@@ -10,6 +10,7 @@ from typing import Any
 from tightfit.errors import RecipeError
 from tightfit.planning.costs import Time
 from tightfit.recipe import Recipe
+from tightfit.techniques import SLOTS
 from tightfit.text import figure
 
 MOST_TOKENS = 10**15
@@ -23,7 +24,8 @@ COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 class WholeRun:
     """A run over so many tokens; samples for images, as `unit` says.
 
-    hours: at the predicted speed. low, high: hours at the ends of its interval; as `hours` where that is not known.
+    hours: at the predicted speed, with `startup_seconds` before the first step. low, high: hours at the ends of its
+        interval; as `hours` where that is not known.
     cost: of all GPUs, in the price's unit; None without a price.
     """
 
@@ -32,14 +34,16 @@ class WholeRun:
     hours: float
     low: float
     high: float
+    startup_seconds: float = 0.0
     cost: float | None = None
 
     @classmethod
-    def of(cls, time: Time, tokens: int, price: float | None = None) -> WholeRun:
-        """price: of all GPUs for an hour."""
-        hours, error = tokens / time.throughput / 3600, time.error or 0.0
-        return cls(tokens=tokens, unit=time.unit.removesuffix("/s"), hours=hours, low=hours / (1 + error),
-                   high=hours / (1 - error), cost=None if price is None else hours * price)
+    def of(cls, recipe: Recipe, time: Time, tokens: int, price: float | None = None) -> WholeRun:
+        """recipe: resolved. price: of all GPUs for an hour."""
+        steps, error, before = tokens / time.throughput, time.error or 0.0, startup(recipe)
+        hours, low, high = ((before + steps / by) / 3600 for by in (1, 1 + error, 1 - error))
+        return cls(tokens=tokens, unit=time.unit.removesuffix("/s"), hours=hours, low=low, high=high,
+                   startup_seconds=before, cost=None if price is None else hours * price)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -49,13 +53,21 @@ class WholeRun:
         unit, scale = unit_of(self.hours)
         around = "" if self.high == self.low else f" ({self.low / scale:,.1f} to {self.high / scale:,.1f})"
         cost = "" if self.cost is None else f", at a cost of {figure(self.cost, 2)} in the unit of --price"
-        return f"{self.hours / scale:,.1f} {unit}{around} for {self.tokens:,} {self.unit}{cost}"
+        before = f", compiling for {self.startup_seconds:.0f} s or so counted" if self.startup_seconds else ""
+        return f"{self.hours / scale:,.1f} {unit}{around} for {self.tokens:,} {self.unit}{before}{cost}"
 
 
-def steps_asked(recipe: Recipe) -> int:
-    """Steps of the run that a recipe was written for; 0 where it says none."""
-    trains = recipe.mode == "train" and recipe.num_train_epochs is None
-    return recipe.max_steps if trains and recipe.max_steps != Recipe.model_fields["max_steps"].default else 0
+def steps_of(recipe: Recipe, begins: bool = False) -> int:
+    """Steps of the run that a recipe was written for, the default's only where it begins; 0 where it says none."""
+    trains = recipe.mode == "train" and recipe.num_train_epochs is None  # of epochs nobody knows yet how many they are
+    asked = begins or recipe.max_steps != Recipe.model_fields["max_steps"].default
+    return recipe.max_steps if trains and asked else 0
+
+
+def startup(recipe: Recipe) -> float:
+    """Seconds before the first step of a resolved recipe, such as a compiler's."""
+    techniques = (getattr(recipe, slot) for slot in SLOTS)
+    return max(float(technique.startup_seconds) for technique in techniques if technique != "auto")
 
 
 def unit_of(hours: float) -> tuple[str, float]:

@@ -101,18 +101,20 @@ def test_finds_what_brute_force_finds(allow_numerics, batch, seeds):
         assert truth.time.samples_per_second >= speed / (1 + CLOCK_ERROR), seed
 
 
-def test_a_compiler_is_weighed_however_short_a_run_is_and_a_note_says_where_it_does_not_pay():
+def test_a_run_of_known_length_pays_for_compiling():
     toy = replace(Toy.drawn(13), fused=0.3, bandwidth=1e9)
     pins = {"precision": "bf16", "checkpointing": "none"}
     long, short = (of(toy, 1 << 34, max_steps=steps, **pins) for steps in (10**7, 10))
-    assert long.recipe.compile.name == short.recipe.compile.name == "per-block"
-    assert not any(note.startswith("compile:") for note in long.notes)
-    assert any(note.startswith("compile: 10 steps are too few") for note in short.notes)
+    assert (long.recipe.compile.name, short.recipe.compile.name) == ("per-block", "off")
+    said = "Compared over 10 steps, with the 60 s or so that compiling takes."
+    assert said in short.answers.why
+    assert "Compared" not in long.answers.why
     default = of(toy, 1 << 34, **pins)  # whose length nobody asked for
-    assert not any(note.startswith("compile:") for note in default.notes)
-    recipe = Recipe.from_dict({"batch_size": 16, "max_steps": 10, "loading": {"workers": 2}, **FEWER, **pins})
+    assert default.recipe.compile.name == "per-block"
+    recipe = Recipe.from_dict({"batch_size": 16, "loading": {"workers": 2}, **FEWER, **pins})
     run = search(recipe, gpu(1 << 34), toy.tools(MARGIN), for_run=True)
     assert run.recipe.compile.name == "off"
+    assert (long.whole_run.startup_seconds, short.whole_run.startup_seconds) == (60, 0)
 
 
 def test_a_value_that_nothing_can_stand_in_for_is_not_dominated():

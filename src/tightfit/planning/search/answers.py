@@ -50,7 +50,7 @@ def all_answers(
     gpu, gpu_text, gpu_changed_text = smallest_gpu(exploration, catalogue)
     return replace(
         brief,
-        next_best=trade_off(shown[1], shown[0]) if len(shown) > 1 else "",
+        next_best=trade_off(exploration, shown[1], shown[0]) if len(shown) > 1 else "",
         would_not_fit=tuple(missed),
         smallest_change=change,
         smallest_change_text=change_text,

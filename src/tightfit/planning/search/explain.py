@@ -10,9 +10,10 @@ from tightfit.planning.estimate import SEGMENT_SECONDS, Tools
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair, startup
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.space import Combination
 from tightfit.planning.search.wording import changing, choices_text
+from tightfit.planning.whole_run import startup
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import counted, more_or_less, percent, seconds, size
@@ -95,6 +96,10 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
     if found.fit_rank is FitRank.TIGHT:
         sentences.append("It leaves less than the safety margin, and nothing found leaves that much. Expect to be "
                          "close to the device's limit.")
+    longest = max(value.startup_seconds for values in space.values.values() for value in values)
+    if exploration.steps and longest > startup(found.recipe):
+        sentences.append(f"Compared over {counted(exploration.steps, 'step')}, with the {longest:.0f} s or so that "
+                         "compiling takes.")
     changed = space.numerics(found.recipe)
     if changed:
         spare = " with the safety margin" if found.fit_rank.is_safe else ""
@@ -104,7 +109,7 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
         if milder is not None:
             other = exploration.found[milder]
             what = "changes them least of what fits" if space.numerics(other.recipe) else "leaves them unchanged"
-            slower = percent(abs(faster_by(other.speed, found.speed)))
+            slower = percent(abs(faster_by(exploration.speed(milder), exploration.speed(best))))
             sentences.append(f"{choices_text(other.recipe, found.recipe)} {what}, and is {slower} slower.")
     sentences += [note for technique in best[0] if (note := technique.learning_rate_note)]
     near = nearest_in_usual_precision(exploration, best)
@@ -165,11 +170,13 @@ def _why_not_usual_precision(near: Evaluated, best: Evaluated) -> str:
     return f"{nothing}: {copies}. The nearest, {choices_text(near.recipe, best.recipe)}, {by}."
 
 
-def trade_off(found: Evaluated, best: Evaluated) -> str:
+def trade_off(exploration: Exploration, found: Evaluated, best: Evaluated) -> str:
     """Cost of another combination that fits against the choice, as a sentence."""
     memory = found.estimate.memory.peak_reserved - best.estimate.memory.peak_reserved
-    faster = faster_by(found.speed, best.speed)
+    faster = faster_by(exploration.speed_of(found), exploration.speed_of(best))
     speed = f"{percent(abs(faster))} {'faster' if faster > 0 else 'slower'}" if faster else "as fast"
+    if exploration.steps and startup(found.recipe) != startup(best.recipe):
+        speed += f" over {counted(exploration.steps, 'step')}, compiling counted"
     remarks = {"with-retries": "; it fits only after the caching allocator has freed unused blocks",
                "tight": "; it leaves less than the safety margin"}
     return (f"{choices_text(found.recipe, best.recipe)}: {speed}, {more_or_less(memory)} at the peak"
@@ -192,21 +199,6 @@ def memory_shortfall(name: str, memory: Memory) -> str:
     cached = f", {used} before the caching allocator frees unused blocks" if used != needed else ""
     return (f"{name} does not fit: it needs {needed}, {size(memory.missing)} more than there are{cached}; the peak is "
             f"in the {memory.peak_in}.")
-
-
-def run_too_short(exploration: Exploration, best: Pair) -> str:
-    """Whether a run of `max_steps`, where they were asked for, is too short for what comes before the choice's first
-    step, as a sentence."""
-    found, space = exploration.found[best], exploration.space
-    before, steps = startup(found.recipe), space.recipe.max_steps
-    others = [other for pair, other in exploration.found.items()
-              if startup(other.recipe) < before and other.fit_rank <= found.fit_rank]
-    other = max(others, key=lambda o: o.speed, default=None)
-    asked = space.recipe.num_train_epochs is None and steps != Recipe.model_fields["max_steps"].default
-    if other is None or not asked or steps * (other.seconds - found.seconds) >= before:
-        return ""
-    return (f"compile: {steps:,} steps are too few to win back the {before:.0f} seconds or so that compiling takes; "
-            f"for so short a run write {choices_text(other.recipe, found.recipe)}")
 
 
 def still_known(recipe: Recipe, device: Device, tools: Tools) -> str:

@@ -16,8 +16,8 @@ from tightfit.planning.search.evaluate import Evaluated, Evaluator, Outcome, Pro
 from tightfit.planning.search.forecast import CostModel, FieldValue, Forecasts
 from tightfit.planning.search.space import Combination, Space
 from tightfit.planning.search.wording import choices_text, size_field
+from tightfit.planning.whole_run import startup
 from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS
 
 CLOCK_ERROR = 0.05
 """The share by which predicted times of two recipes of one model have to differ for one to be called faster. Of pairs
@@ -30,17 +30,18 @@ class Exploration:
     """The evaluations of a search under way.
 
     found: what was evaluated, by combination and micro-batch. refused: what could not be built, and why. unbuildable:
-    values that cannot be built in any combination. for_run: whether the choice is for a run of `max_steps`, which pays
-    for what comes before its first step. keeps_numerics: never change them for speed. margin: of memory, on any GPU.
+    values that cannot be built in any combination. steps: of the run that the choice is for, which pays for what comes
+    before its first step; 0 where its length is not known. keeps_numerics: never change them for speed. margin: of
+    memory, on any GPU.
     """
 
     def __init__(
-        self, space: Space, evaluator: Evaluator, budget: TraceBudget, *, margin: Margin, for_run: bool = False,
+        self, space: Space, evaluator: Evaluator, budget: TraceBudget, *, margin: Margin, steps: int = 0,
         keeps_numerics: bool = False,
     ) -> None:  # fmt: skip
         self.space, self.evaluator, self.budget = space, evaluator, budget
         self.progress: Progress | None = None
-        self.device, self.for_run, self.keeps_numerics, self.margin = space.device, for_run, keeps_numerics, margin
+        self.device, self.steps, self.keeps_numerics, self.margin = space.device, steps, keeps_numerics, margin
         self.found: dict[Pair, Evaluated] = {}
         self.refused: dict[Combination, str] = {}
         self.unbuildable: set[FieldValue] = set()
@@ -86,13 +87,17 @@ class Exploration:
         return [micro for micro in sizes if model.peak(micro, self.space.samples_per_device) <= most]
 
     def speed(self, pair: Pair) -> float:
-        """Samples a second of what was evaluated."""
-        return self.speed_of(self.found[pair].seconds, self.found[pair].recipe)
+        """As `speed_of`, of a pair that was evaluated."""
+        return self.speed_of(self.found[pair])
 
-    def speed_of(self, seconds: float, recipe: Recipe) -> float:
+    def speed_of(self, found: Evaluated) -> float:
+        """As `speed_at`, of what was evaluated."""
+        return self.speed_at(found.seconds, found.recipe)
+
+    def speed_at(self, seconds: float, recipe: Recipe) -> float:
         """Samples a second of a step; of a run, with what comes before its first step spread over its steps."""
-        if self.for_run and recipe.num_train_epochs is None:  # of epochs nobody knows yet how many steps they are
-            seconds += startup(recipe) / recipe.max_steps
+        if self.steps:
+            seconds += startup(recipe) / self.steps
         return self.space.recipe.batch_size / max(seconds, 1e-12)
 
     def has_room(self, pair: Pair) -> bool:
@@ -200,8 +205,3 @@ class Exploration:
                 field, value = fields[0], self.space.value(choice, fields[0])
                 if all(self.space.value(c, field) != value for c in working):
                     self.unbuildable.add((field, value))
-
-
-def startup(recipe: Recipe) -> float:
-    """Seconds before the first step of a resolved recipe, such as a compiler's."""
-    return max(float(getattr(recipe, slot).startup_seconds) for slot in SLOTS)

@@ -163,7 +163,7 @@ def _try_simpler(exploration: Exploration) -> None:
             continue
         forecast = exploration.forecasts.of(other).optimistic
         seconds = forecast.step_seconds(best[1], space.samples_per_device)
-        speed = exploration.speed_of(seconds, space.recipe_for(other, best[1]))
+        speed = exploration.speed_at(seconds, space.recipe_for(other, best[1]))
         resident = other == space.without_offload(best[0])  # which copies less
         as_fast = resident or speed * (1 + CLOCK_ERROR) >= exploration.speed(best)
         if as_fast and exploration.fitting(forecast, [best[1]], rank):

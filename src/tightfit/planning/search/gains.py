@@ -38,7 +38,7 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
     most = max(default_micro_batch(opened, device), recipe.micro_batch_size)
     sizes = [size for size in sizes_to_try(recipe.batch_size) if size <= most]
     best = exploration.largest(resolve(opened, device), sizes, "micro_batch_size")
-    if best is None or best.speed <= (1 + CLOCK_ERROR) * found.speed:
+    if best is None or exploration.speed_of(best) <= (1 + CLOCK_ERROR) * exploration.speed_of(found):
         return ""
     fields = [field for field in ("micro_batch_size", *SLOTS)
               if getattr(best.recipe, field) != getattr(found.recipe, field)]

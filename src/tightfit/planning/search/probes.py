@@ -61,7 +61,7 @@ def _probe(exploration: Exploration, choice: Combination, worst: FitRank) -> Pro
         return None
     largest = exploration.space.recipe_for(choice, possible[-1])
     together = largest.accumulation != "auto" and largest.accumulation.by_block  # the fewer the better, and as copied
-    speed = exploration.speed_of(min(forecast.optimistic.step_seconds(size, batch) for size in possible), largest)
+    speed = exploration.speed_at(min(forecast.optimistic.step_seconds(size, batch) for size in possible), largest)
     expected = exploration.fitting(forecast.expected, possible, worst)
     sizes = expected or possible[:1]
     micro, timed, seconds = sizes[-1], forecast.expected.known, forecast.expected.step_seconds

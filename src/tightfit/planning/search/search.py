@@ -27,7 +27,6 @@ from tightfit.planning.search.explain import (
     figures,
     memory_shortfall,
     ranked,
-    run_too_short,
     still_known,
     too_large,
     trade_off,
@@ -42,6 +41,7 @@ from tightfit.planning.search.space import Space
 from tightfit.planning.search.wording import choices_text
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
+from tightfit.planning.whole_run import steps_of
 from tightfit.recipe import Recipe
 from tightfit.recipe.hf_arguments.table import without_effect
 from tightfit.tasks import TASKS
@@ -87,8 +87,8 @@ def search(
 
     tools: see `standard_tools`. catalogue: GPUs among which the smallest that would do is named; none are asked about
     where it is empty. progress: called before each trace. comparing: plan for a comparison of GPUs, with no trace that
-    only an answer beside the choice needs, and with no change of numerics for speed. for_run: choose for a run of
-    `max_steps`, compiling counted. evaluator: evaluates in place of `tools`, such as a pool of processes.
+    only an answer beside the choice needs, and with no change of numerics for speed. for_run: choose for the run
+    that begins, of `max_steps`. evaluator: evaluates in place of `tools`, such as a pool of processes.
 
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same; Interrupted at Ctrl-C where something fits by then.
@@ -102,7 +102,7 @@ def search(
     exploration = Exploration(
         Space(asked, _beside_host(device), _parameters(asked, device, tools)), evaluator or InProcess(tools),
         TraceBudget(limit=COMPILATIONS if compiles else TRACES),
-        margin=tools.margin, for_run=for_run, keeps_numerics=comparing,
+        margin=tools.margin, steps=steps_of(recipe, for_run), keeps_numerics=comparing,
     )  # fmt: skip
     exploration.progress = None if progress is None else partial(_tell, exploration, progress)
     if not comparing:
@@ -166,7 +166,7 @@ def _plan(exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device],
     answers = brief_answers(exploration, recipe, head) if comparing else all_answers(
         exploration, recipe, shown, head, missed, catalogue)
     notes = [] if best is None else _notes_on_choice(exploration, best, comparing)
-    reasons = [*(trade_off(found, head) for found in shown), *missed]
+    reasons = [*(trade_off(exploration, found, head) for found in shown), *missed]
     if best is not None:
         reasons[0] = figures(exploration, best)
     candidates = tuple(
@@ -189,5 +189,5 @@ def _plan(exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device],
 def _notes_on_choice(exploration: Exploration, best: Pair, comparing: bool) -> list[str]:
     """Sentences on the choice that only `--verbose` shows."""
     without_dropout = "" if comparing else gain_without_dropout(exploration, exploration.found[best])
-    notes = [*notes_on_host_memory(exploration, best), run_too_short(exploration, best), without_dropout]
+    notes = [*notes_on_host_memory(exploration, best), without_dropout]
     return [note for note in notes if note]
