@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import pytest
 
 from tests.ladder.made import CPU, DONE, Processes, done, ladder_run, use
 from tightfit.errors import MissingLibrary, RecipeError, Refused, ReportError
+from tightfit.ladder import run as running
 from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.results import heading, other_work, remarks, rung_results
 from tightfit.ladder.rows import RESULTS, Machine, is_far_off, read
-from tightfit.ladder.run import LadderRun, run_rungs, this_machine
+from tightfit.ladder.run import LIMIT, LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import Ladder, Rung, card
 from tightfit.ladder.table import cells, notes
 
@@ -248,6 +249,20 @@ def test_a_peers_loop_has_one_device(go: Go) -> None:
         ("tightfit", "single"), ("plain", "single"), ("tightfit", "ddp")]
     assert said[0] == "resuming: 1 of 4 rungs have their row, or need none"
     assert made.predicted == 1
+
+
+def test_data_that_is_read_for_longer_than_a_rung_may_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = list[float]()
+
+    def outlasts(jobs: Sequence[Job], limit: float) -> Iterator[Outcome]:
+        limits.append(limit)
+        yield Outcome(status="timed-out", reason=f"took more than {limit:.0f} seconds")
+
+    monkeypatch.setattr(running, "run_jobs", outlasts)
+    for limit in (1.0, 1200.0):
+        with pytest.raises(RecipeError, match="data: reading it took more than"):
+            this_machine(LADDER.recipe(LADDER.rungs[0]), limit)
+    assert limits == [LIMIT, 1200.0]  # a short one is a rung's alone
 
 
 def test_a_wrong_override_is_said_before_anything_runs(go: Go, tmp_path: Path) -> None:

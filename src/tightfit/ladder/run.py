@@ -151,9 +151,11 @@ ROUNDS = 3
 
 
 def this_machine(recipe: Recipe, limit: float = LIMIT) -> Machine:
-    """The machine as a rung finds it. Raises RecipeError where the recipe's device, model or data is not there. limit:
-    seconds, in which data is also read."""
-    (found,) = run_jobs([Job(kind="machine", recipe=recipe.to_dict())], limit)
+    """The machine as a rung finds it. Raises RecipeError where the recipe's device, model or data is not there, and
+    where reading the data takes longer than a rung may. limit: seconds of one, the usual ones or more here."""
+    (found,) = run_jobs([Job(kind="machine", recipe=recipe.to_dict())], max(limit, LIMIT))
+    if found.status == "timed-out":
+        raise RecipeError(f"data: reading it {found.reason}; write --limit with more, or less data")
     if found.status != "done":
         raise RecipeError(found.reason)
     return Machine(**found.values)

@@ -123,8 +123,6 @@ def predict(job: Job) -> Outcome:
         target = replace(target, device=replace(target.device, memory_bytes=job.memory))
     check_length(recipe)
     recipe = _resolved(job, target, backend, notes)
-    if refused := recipe.refusals(target.device):
-        raise Refused("; ".join(refused))
     trace = backend.predict(recipe, target.device)
     tools = standard_tools(backend, target.calibration)
     memory = predict_memory(steps_alone(trace), recipe, target.device, tools)
