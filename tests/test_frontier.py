@@ -26,7 +26,7 @@ def fits(job: Job) -> Outcome:
 
 
 def test_a_peer_is_tried_at_the_largest_micro_batch_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = use(monkeypatch, Processes(fits, CARD))
+    made = use(monkeypatch, Processes(fits, CARD.model_copy(update={"device": "RTX A5000"})))  # which computes bf16
     study = frontier.on_gpu("gpt2-medium", ["8GB"])
     frontier.explored(study, "8GB", ["plain"], tmp_path)
     assert [job.runner for job in made.jobs[:2]] == [OURS, OURS]

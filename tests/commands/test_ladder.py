@@ -69,6 +69,22 @@ def test_what_is_wrong_with_the_recipe_is_said_once_and_no_rung_is_started(
     assert not list(tmp_path.iterdir())
 
 
+def test_what_no_rung_can_do_without_is_said_once_and_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = use(monkeypatch, Processes(lambda job: DONE))
+    words = ["offload=host", "compile=off", "optimizer=sgd", f"output_dir={tmp_path / 'ladder'}"]
+    with pytest.raises(Refused) as raised:
+        run_ladder("gpt2", words)
+    assert str(raised.value).startswith("offload: ")
+    assert str(raised.value).count("offload=none") == 1
+    assert (made.ran(), list(tmp_path.iterdir())) == (0, [])
+    with pytest.raises(Refused, match="no rung can run here"):
+        run_ladder("gpt2", words, gpu="t4")  # for which they are predicted
+    assert made.ran() == 0
+    assert made.predicted > 10
+
+
 def test_a_ladder_is_shown_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.ladder.made import CPU, DONE, Processes, done, ladder_run, use
-from tightfit.errors import MissingLibrary, RecipeError, Refused, ReportError
+from tightfit.errors import MissingLibrary, RecipeError, ReportError
 from tightfit.ladder import run as running
 from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.jobs import Job, Outcome
@@ -157,17 +157,6 @@ def test_what_cannot_serve_here_is_named_once_and_not_started(go: Go) -> None:
         f"{'; '.join(result.name for result in refused if result.measured.reason == reason)}: refused: {reason}"]
     two = replace(LADDER, rungs=(LADDER.rungs[0], *(Rung(name=n, launch=n) for n in ("dp", "ddp", "ddp-no-p2p"))))
     assert "2 rungs cannot run on CPU, for the reasons below the table: dp; ddp-no-p2p" in go(ladder=two)[2]
-
-
-def test_what_no_rung_can_do_without_is_said_once_and_nothing_is_started(go: Go, tmp_path: Path) -> None:
-    ladder = replace(LADDER, base={**LADDER.base, "offload": "host"})
-    with pytest.raises(Refused) as raised:
-        go(ladder=ladder)
-    assert str(raised.value).startswith("offload: ")
-    assert str(raised.value).count("offload=none") == 1
-    assert not list(tmp_path.iterdir())
-    _, made, _ = go(ladder=ladder, gpu="t4")  # another card may have it
-    assert (made.ran(), made.predicted) == (0, len(RUNGS))
 
 
 def test_a_library_that_is_installed_since_is_tried_again_by_whom_it_serves(go: Go) -> None:

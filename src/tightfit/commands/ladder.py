@@ -76,6 +76,10 @@ def run_ladder(
         runners=tuple(dict.fromkeys((OURS, *peers))), warm_up=warm_up, steps=steps or timed, limit=limit,
         gpu=gpu, memory=memory, fresh=fresh,
     )  # fmt: skip
+    refused = [run.refusals(rung) for rung in ladder.rungs]
+    shared = [reason for reason in refused[0] if all(reason in reasons for reasons in refused)]
+    if shared and gpu is None:  # another card may have what this machine lacks
+        raise Refused("; ".join(shared))
     try:
         with interrupted_by_signals():
             run_rungs(run)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.devices import MIB
-from tightfit.errors import RecipeError, Refused, writing
+from tightfit.errors import RecipeError, writing
 from tightfit.ladder.jobs import Job, Outcome, run_jobs
 from tightfit.ladder.peers import PEERS, title_of
 from tightfit.ladder.rows import (
@@ -164,23 +164,20 @@ def this_machine(recipe: Recipe, limit: float = LIMIT) -> Machine:
 def run_rungs(run: LadderRun) -> None:
     """Run every rung that has no row yet, then predict each; a row is kept as soon as it is known.
 
-    Raises RecipeError for a rung that is no recipe, and a folder that another ladder is writing to; Refused for what no
-    rung can do without here, where nothing is asked of another card; ReportError where results cannot be read or
-    written.
+    Raises RecipeError for a rung that is no recipe, and a folder that another ladder is writing to; ReportError where
+    results cannot be read or written.
     """
-    found = [run.refusals(rung) for rung in run.ladder.rungs]  # a wrong override is said before anything runs
-    shared = [reason for reason in found[0] if all(reason in reasons for reasons in found)]
-    if shared and run.gpu is None:
-        raise Refused("; ".join(shared))
+    for rung in run.ladder.rungs:
+        run.recipe(rung)  # a wrong override is said before anything runs
     with writing(f"output_dir: {run.folder}", "write output_dir=... elsewhere"):
         run.folder.mkdir(parents=True, exist_ok=True)
         with locked(run.folder):
-            rows = read(run.path)
-            if rows.skipped:
-                more = len(rows.skipped) - 1
-                run.log(rows.skipped[0] + (f"; {more} more lines are none either" if more else ""))
+            found = read(run.path)
+            if found.skipped:
+                more = len(found.skipped) - 1
+                run.log(found.skipped[0] + (f"; {more} more lines are none either" if more else ""))
             if not run.fresh:
-                run.rows = rows
+                run.rows = found
             _measure(run)
             _measure_again(run)
             of_xla = run.recipe(run.ladder.rungs[0]).backend.compiles_whole_steps  # whose figures for a CPU mislead
