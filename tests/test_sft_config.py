@@ -79,7 +79,7 @@ def test_a_whole_dump_is_the_class_by_its_defaults(tmp_path):
     for partial in ({"packing": False}, {"bf16": None, "loss_type": None}):
         assert read({"use_cpu": True, **partial}) == recipe
     assert read({"dataset_num_proc": 4}).learning_rate == 2e-5
-    back = training_arguments(recipe.override(attention="sdpa"))
+    back = training_arguments(recipe.override(attention="sdpa", loss="plain"))
     assert not back.keys() & sft.OWN.keys()
     assert TrainingArguments(**back).learning_rate == 2e-5
 

@@ -198,6 +198,7 @@ def test_a_recipe_comes_back_whole_or_is_refused(changes):
 
 @pytest.mark.parametrize("changes", [
     {"checkpointing": "segments"}, {"precision": "bf16-pure"}, {"optimizer": {"name": "adamw-4bit", "block_size": 128}},
+    {"optimizer": "adafactor"},
     {"offload": "host"},
 ])  # fmt: skip
 def test_a_technique_without_an_argument_is_refused(changes):
@@ -219,7 +220,7 @@ def test_the_named_variable_makes_accelerate_compile_blocks(monkeypatch):
     ({"name": "adamw", "implementation": "foreach"}, "AdamW", {"betas": (0.9, 0.999), "eps": 1e-8}),
     ({"name": "sgd", "momentum": 0.7}, "SGD", {"momentum": 0.7}),
     ({"name": "sgd", "momentum": 0.0}, "SGD", {}),
-    ("adafactor", "Adafactor", {"scale_parameter": False, "relative_step": False}),
+    ({"name": "adafactor", "scale_parameter": False}, "Adafactor", {"scale_parameter": False, "relative_step": False}),
     ("adamw-8bit", "AdamW8bit", {"block_size": 256, "betas": (0.9, 0.999)}),
     ({"name": "adamw-4bit", "block_size": 256}, "AdamW4bit", {"block_size": 256}),
 ])  # fmt: skip

@@ -11,7 +11,7 @@ from tests.planning.ops import gpu
 from tests.planning.toy import Toy
 from tests.planning.toy import replay as toy_replay
 from tightfit.devices import GIB, MIB, Device
-from tightfit.errors import Refused
+from tightfit.errors import RecipeError, Refused
 from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.search.evaluate import InProcess
@@ -319,7 +319,12 @@ def test_warns_of_misaligned_dimensions_with_the_gain_from_padding():
 
 
 def test_on_the_processor_training_arguments_say_so():
-    recipe = Recipe.from_dict({"batch_size": 4, "compile": "off"})
+    recipe = Recipe.from_dict({"batch_size": 4, "compile": "off", "loss": "plain"})
     plan = search(recipe, Device(kind="cpu", name="CPU", memory_bytes=1 << 34), TOY.tools())
     assert plan.training_arguments()["use_cpu"] is True
-    assert of(TOY, 1 << 34).training_arguments()["use_cpu"] is False
+    assert search(recipe, gpu(1 << 34), TOY.tools()).training_arguments()["use_cpu"] is False
+
+
+def test_a_loss_without_whole_logits_is_no_trainers():
+    with pytest.raises(RecipeError, match=r"loss=chunked: .* write loss=plain"):
+        search(Recipe(batch_size=4), gpu(1 << 34), TOY.tools()).training_arguments()

@@ -184,7 +184,8 @@ class Sgd(_Decaying):
 @technique
 class Adafactor(_Decaying):
     """Adafactor from torch.optim: the running mean of squares of a matrix is kept as one row and one column
-    (Shazeer and Stern 2018). Its learning rate is relative to each matrix's own size: about 1e-2 is usual."""
+    (Shazeer and Stern 2018). Its learning rate is relative to each matrix's own size: about 1e-2 is usual. With
+    `scale_parameter: false` it is transformers', as its Trainer has it, whose learning rate is the step itself."""
 
     name: ClassVar[str] = "adafactor"
     tolerance: ClassVar[float] = 0.5
@@ -195,21 +196,23 @@ class Adafactor(_Decaying):
     state_bytes: ClassVar[float] = 0.05
     works_on_shards: ClassVar[bool] = False  # its means are of whole rows and columns, and of whole tensors
     bf16_roundings: ClassVar = ()
-    hf_names: ClassVar = {"adafactor": {}}
+    hf_names: ClassVar = {"adafactor": {"scale_parameter": (False,)}}
 
-    @staticmethod
-    def notes(learning_rate: float) -> tuple[str, ...]:
-        """A note on a learning rate that is below the relative step of the paper, such as one of a Trainer of Hugging
-        Face's, whose steps are of that size itself."""
-        if learning_rate >= ADAFACTOR_USUAL_RATE / 2:
+    scale_parameter: bool = True
+    """Whether the learning rate is relative to the size of each matrix."""
+
+    def notes(self, learning_rate: float) -> tuple[str, ...]:
+        """A note on a learning rate that is below the relative step of the paper."""
+        if learning_rate >= ADAFACTOR_USUAL_RATE / 2 or not self.scale_parameter:
             return ()
-        return ("adafactor's learning rate is relative to the size of the weights, which the Hugging Face Trainer's is "
-                f"not: {ADAFACTOR_USUAL_RATE:g} is usual, and learning_rate is {learning_rate:g}",)
+        return (f"adafactor's learning rate is relative to the size of the weights: {ADAFACTOR_USUAL_RATE:g} is usual, "
+                f"and learning_rate is {learning_rate:g}; optimizer.scale_parameter=false takes it as it is, as the "
+                "Hugging Face Trainer does",)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.weight_rounding is None:
             return []
-        return ["Adafactor's relative steps are mostly smaller than a bf16 weight's last bit and would be lost; "
+        return ["Adafactor's steps are mostly smaller than a bf16 weight's last bit and would be lost; "
                 "write precision=bf16, or optimizer=adamw"]  # which rounds in every way
 
 

@@ -63,14 +63,18 @@ def adafactor(technique: declared.Adafactor, build: Build) -> Build:
     """A step is bounded relative to each layer's own tensors, so stacked layers are updated side by side, not as one.
     """
     build = replace(build, notes=(*build.notes, *technique.notes(build.recipe.learning_rate)))
-    relative = optax.chain(
+    direction = [
         optax.scale_by_factored_rms(min_dim_size_to_factor=1, epsilon=ADAFACTOR_EPS[0]),
         optax.clip_by_block_rms(1.0),
-        optax.scale_by_param_block_rms(ADAFACTOR_EPS[1]),
-    )
-    by_layer = optax.GradientTransformation(jax.vmap(relative.init), jax.vmap(relative.update))
-    either = optax.multi_transform({"stacked": by_layer, "single": relative}, lambda params: {
+    ]
+    if technique.scale_parameter:
+        direction.append(optax.scale_by_param_block_rms(ADAFACTOR_EPS[1]))
+    each = optax.chain(*direction)
+    by_layer = optax.GradientTransformation(jax.vmap(each.init), jax.vmap(each.update))
+    either = optax.multi_transform({"stacked": by_layer, "single": each}, lambda params: {
         name: "stacked" if is_stacked(name) else "single" for name in params})
+    if not technique.scale_parameter:
+        return _with(build, either, technique.weight_decay)
     return _with(build, optax.chain(either, _scale_by_relative_step()), technique.weight_decay, scaled=False)
 
 

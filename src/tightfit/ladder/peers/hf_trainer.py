@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -104,7 +105,10 @@ def _arguments(recipe: Recipe, device: Device) -> dict[str, Any]:
     """The TrainingArguments that say how the recipe's steps are taken."""
     # `adamw_torch` is what torch does by default, foreach on a GPU and one parameter at a time on a processor: the same
     # update, so that a recipe of foreach need not be refused there.
-    written = plain_arguments(recipe.model_copy(update={"device": "auto"}))
+    changes: dict[str, Any] = {"device": "auto"}
+    if isinstance(recipe.optimizer, Adafactor):
+        changes["optimizer"] = replace(recipe.optimizer, scale_parameter=False)
+    written = plain_arguments(recipe.model_copy(update=changes))
     if recipe.precision != "auto" and recipe.precision.weight_rounding == "stochastic":
         written["optim_args"] = "bf16_stochastic_round=True"
     on_cpu = device.kind == "cpu"
@@ -187,9 +191,9 @@ def _collated(samples: Samples, weights: torch.dtype, shifted: bool, chosen: Seq
 
 
 def _adafactor(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
-    """transformers' Adafactor with steps relative to each matrix's size, as the recipe's are; `optim` makes them
-    absolute."""
+    """transformers' Adafactor with steps relative to each matrix's size where the recipe's are, which no `optim`
+    says."""
     if not isinstance(recipe.optimizer, Adafactor):
         return None
-    options = {"lr": recipe.learning_rate, "scale_parameter": True, "relative_step": False}
+    options = {"lr": recipe.learning_rate, "scale_parameter": recipe.optimizer.scale_parameter, "relative_step": False}
     return transformers.optimization.Adafactor, options

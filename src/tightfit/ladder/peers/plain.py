@@ -201,6 +201,8 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
                                **IMPLEMENTATIONS[technique.implementation])
         case Sgd():
             return optim.SGD(groups, lr=rate, momentum=technique.momentum)
+        case Adafactor(scale_parameter=False):
+            raise Refused("optimizer.scale_parameter: false is not torch's; write optimizer.scale_parameter=true")
         case Adafactor():
             return optim.Adafactor(groups, lr=rate, eps=ADAFACTOR_EPS)
         case AdamW8bit() | AdamW4bit():

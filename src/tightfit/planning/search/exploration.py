@@ -113,6 +113,10 @@ class Exploration:
             if (choice, micro) in self.found or choice in self.refused:
                 continue
             recipe = self.space.recipe_for(choice, micro)
+            known = [found for where, found in self.follow_ups if (where, found.recipe) == (self.device, recipe)]
+            if known:
+                self.keep((choice, micro), known[0])
+                continue
             try:
                 self.count(recipe, choices_text(recipe, None, self.decided_fields))
             except TraceBudgetExceeded:
@@ -133,6 +137,10 @@ class Exploration:
                 self.failure = self.failure or outcome
             self._blame(pair[0])
         self._forecasts = None
+
+    def keep(self, pair: Pair, found: Evaluated) -> None:
+        """Count what was evaluated by itself among the space's."""
+        self.found[pair], self._forecasts = found, None
 
     def _trace(self, jobs: dict[Pair, Recipe]) -> None:
         """Trace recipes, and what is asked for later where fewer are wanted than go side by side."""

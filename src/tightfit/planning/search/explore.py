@@ -45,6 +45,7 @@ def explore(exploration: Exploration) -> None:
             if choose(exploration, FitRank.SAFE) is not None:
                 break
         _try_simpler(exploration)
+        _try_smallest(exploration)
         evaluate_shares(exploration)
         _evaluate_harsher(exploration)
         evaluate_communication(exploration)
@@ -168,6 +169,21 @@ def _try_simpler(exploration: Exploration) -> None:
         as_fast = resident or speed * (1 + CLOCK_ERROR) >= exploration.speed(best)
         if as_fast and exploration.fitting(forecast, [best[1]], rank):
             exploration.evaluate([(other, best[1])])
+
+
+def _try_smallest(exploration: Exploration) -> None:
+    """Evaluate the choice at the smallest micro-batch, whose tensors the device's cache may hold, and keep that where
+    it is faster. Not of what is compiled, which passes fewer tensors on, nor of sweeps. Raises TraceBudgetExceeded."""
+    best, space = choose(exploration), exploration.space
+    if best is None or space.trace_cost(best[0]) > 1 or space.needs_by_block(best[0]):
+        return
+    found, pair = exploration.found[best], (best[0], exploration.sizes[0])
+    if pair in exploration.found:
+        return
+    smallest = exploration.evaluate_one(space.recipe_for(*pair), f"micro_batch_size={pair[1]}")
+    if (smallest is not None and smallest.fit_rank <= found.fit_rank
+            and exploration.speed_of(smallest) > (1 + CLOCK_ERROR) * exploration.speed_of(found)):
+        exploration.keep(pair, smallest)
 
 
 def _least_host_memory(exploration: Exploration, choices: Sequence[Combination]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from textwrap import wrap
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple
 
 from tightfit import text
 from tightfit.backends import load_backend
-from tightfit.bundled import BUNDLED
 from tightfit.errors import TightfitError
+from tightfit.models import resolve_source
 from tightfit.planning.standard_tools import model_flops, model_flops_utilization
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import ProfiledStep, module_of, op_class
@@ -55,15 +56,15 @@ def utilization(profile: Profile, seconds: float) -> tuple[float | None, str]:
 
 
 def step_flops(profile: Profile) -> tuple[int, str]:
-    """Model FLOPs of a step and where they come from: a bundled model's shape, or else the ops of the trace,
-    recomputation left out. Nothing is downloaded, and no code of a model's is run. 0 where neither is there."""
-    if profile.recipe.model in BUNDLED:
-        try:
-            size = load_backend(profile.recipe.backend.name).model_size(profile.recipe)
-            if flops := model_flops(lambda recipe: size, profile.recipe):
+    """Model FLOPs of a step and where they come from: the shape of a model that is bundled or in a folder, or else the
+    ops of the trace, recomputation left out. Nothing is downloaded, and no code of a model's is run. 0 where neither is
+    there."""
+    with suppress(TightfitError, ValueError, TypeError):
+        recipe = profile.recipe
+        if resolve_source(recipe).kind in ("bundled", "folder") and not recipe.trust_remote_code:
+            size = load_backend(recipe.backend.name).model_size(recipe)
+            if flops := model_flops(lambda _: size, recipe):
                 return flops, ", ".join(filter(None, ["from the model's shape", size.parameters_text]))
-        except (TightfitError, ValueError, TypeError):
-            pass
     trace = profile.predicted or profile.measured
     if trace is None:
         return 0, ""

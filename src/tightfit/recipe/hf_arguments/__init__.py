@@ -5,9 +5,8 @@ the global batch. What a recipe cannot hold is kept in its field `hugging_face` 
 nothing is dropped. As with the Trainer, all examples to evaluate on are read, and without `eval_strategy` none is held
 out.
 
-Some pairs are close, not the same. Hugging Face's `adafactor` takes the learning rate as the step itself, torch's as
-relative to each matrix. `adamw_bnb_8bit` is bitsandbytes' and `adamw_torch_8bit` torchao's with no exception for
-embeddings; here it is torchao's with embeddings at 32 bits. `dataloader_prefetch_factor` counts micro-batches,
+Some pairs are close, not the same. `adamw_bnb_8bit` is bitsandbytes' and `adamw_torch_8bit` torchao's with no exception
+for embeddings; here it is torchao's with embeddings at 32 bits. `dataloader_prefetch_factor` counts micro-batches,
 `loading.prefetch` global batches. `every_n_layers` counts layers over the whole model, every-nth within each stack.
 `torch_compile` compiles the whole model, unless ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true is in the environment.
 

@@ -76,9 +76,9 @@ def from_training_arguments(
 def training_arguments(recipe: Recipe) -> Arguments:
     """Keyword arguments for transformers.TrainingArguments that say what the recipe says; no framework is imported.
 
-    The Trainer has a loss of its own, and attention is the model's. Raises RecipeError for another technique that no
-    argument can say, where a field is still `auto`, and for a global batch that does not divide into whole
-    micro-batches, which the Trainer's accumulation takes.
+    Attention is the model's. Raises RecipeError for a loss without whole logits, which the Trainer makes, for another
+    technique that no argument can say, where a field is still `auto`, and for a global batch that does not divide into
+    whole micro-batches, which the Trainer's accumulation takes.
     """
     open_fields = [field for field in recipe.open_choices() if field != "loss"]
     open_fields += ["loading.workers"] if recipe.loading.workers == "auto" else []
@@ -87,9 +87,13 @@ def training_arguments(recipe: Recipe) -> Arguments:
                           "first, or write a value for each")
     on_cpu = recipe.device == "cpu"
     techniques = [technique for slot in TECHNIQUES if (technique := getattr(recipe, slot)) != "auto"]
-    if unsaid := [technique for technique in techniques if technique.hf_arguments(on_cpu) is None]:
+    unsaid = [technique for technique in techniques if technique.hf_arguments(on_cpu) is None]
+    if recipe.loss != "auto" and recipe.loss.name != "plain":
+        unsaid.append(recipe.loss)
+    if unsaid:
         named = ", ".join(f"{technique.slot}={technique.name}" for technique in unsaid)
-        raise RecipeError(f"{named}: TrainingArguments cannot say it as the recipe does; write another, call "
+        other = "loss=plain, whose logits are whole as the Trainer's," if recipe.loss in unsaid else "another,"
+        raise RecipeError(f"{named}: TrainingArguments cannot say it as the recipe does; write {other} call "
                           "tightfit.Trainer, or keep your own loop with tightfit.apply(model, recipe)")
     if uneven := uneven_batch(recipe):
         raise RecipeError(uneven)

@@ -186,6 +186,30 @@ def test_the_first_micro_batch_is_compared_with_the_models_own_logits():
             output = super().forward(*args, **kwargs)
             return dataclasses.replace(output, logits=output.logits * 1.1)
 
+    class Capped(transformers.LlamaForCausalLM):
+        """A softcap that leaves the logits of a new head nearly as they are."""
+
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            return dataclasses.replace(output, logits=15 * torch.tanh(output.logits / 15))
+
+    class Scaled(transformers.LlamaForCausalLM):
+        """A factor that is trained, and is 1 before."""
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.log_scale = torch.nn.Parameter(torch.zeros(()))
+
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            return dataclasses.replace(output, logits=output.logits * self.log_scale.exp())
+
+    for kind in (Capped, Scaled):
+        for precision in ("fp32", "bf16"):
+            step = step_of(kind(tiny_config("llama")), "causal-lm", SMALL, precision=precision)
+            with pytest.raises(ModelError, match=rf"loss: {kind.__name__} makes its logits otherwise"):
+                learned(step, "causal-lm")
+            assert torch.is_grad_enabled()
     torch.manual_seed(0)
     step = step_of(Shifted(tiny_config("llama")), "causal-lm", SMALL)
     with pytest.raises(ModelError, match=r"loss: Shifted makes its logits otherwise .* write loss=plain"):

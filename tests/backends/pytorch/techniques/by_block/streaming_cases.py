@@ -49,6 +49,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "kahan": {"precision": {"name": "bf16-pure", "rounding": "kahan"}},
     **{name: {"optimizer": name}
        for name in ("sgd", "adafactor", "lion", "adamw-8bit", "adamw-4bit", "adamw-anyprecision")},
+    "adafactor of the Trainer": {"optimizer": {"name": "adafactor", "scale_parameter": False}},
     **{f"recomputed {name}": {"checkpointing": name}
        for name in ("every-block", "every-nth", "mlp", "attention", "selective")},
     "recomputed by tiles": TILED, "recomputed in bf16": {"precision": "bf16", "checkpointing": "every-block"},

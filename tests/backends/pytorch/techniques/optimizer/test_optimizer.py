@@ -216,6 +216,17 @@ def test_adafactor_says_that_its_learning_rate_is_relative() -> None:
     (note,) = Case(Adafactor(), Fp32(), rate=1e-3).build(tiny()).notes
     assert "relative" in note
     assert "0.01 is usual, and learning_rate is 0.001" in note
+    assert not Case(Adafactor(scale_parameter=False), Fp32(), rate=1e-3).build(tiny()).notes
+
+
+def test_adafactor_of_the_trainer_takes_the_steps_that_transformers_does() -> None:
+    ours, theirs = tiny(), tiny()
+    theirs.load_state_dict(ours.state_dict())
+    groups = parameter_groups(theirs, 0.1)
+    train(ours, Case(Adafactor(weight_decay=0.1, scale_parameter=False), Fp32(), rate=1e-3).optimizer(ours), range(5))
+    train(theirs, transformers.Adafactor(groups, lr=1e-3, scale_parameter=False, relative_step=False), range(5))
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_adafactor_follows_small_gradients_of_bf16_weights() -> None:

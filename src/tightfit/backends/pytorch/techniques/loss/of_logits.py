@@ -83,6 +83,16 @@ class Loss:
 
 
 LOSS_OF_LOGITS = Loss()
+FAR = 50.0
+"""Logits of this size show what is done to them, such as a softcap, which leaves small ones nearly as they are."""
+
+
+def far_logits(product: Tensor) -> Tensor:
+    """The product of a head, (B, T, V), with logits from -FAR to FAR in place of those of the second half's tokens."""
+    found = product.clone()
+    far = found[:, product.shape[1] // 2 :]
+    far.copy_(torch.linspace(-FAR, FAR, product.shape[-1], device=product.device).expand_as(far))
+    return found
 
 
 class HeadForward:
@@ -109,6 +119,8 @@ class HeadForward:
             return self._own(hidden)
         taken, shown = taking
         taken.append(hidden)
-        if shown:  # so many tokens' logits, for the model to do with as it does
-            return self._own(hidden[:1, :shown])
+        if shown:  # so many tokens' logits, for the model to do with as it does; a graph shows with which weights
+            far = far_logits(self._own(hidden[:1, :shown]))
+            torch.set_grad_enabled(True)
+            return far.requires_grad_().clone()
         return hidden.detach()[:1, :1, :1]

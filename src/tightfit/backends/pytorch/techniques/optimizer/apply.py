@@ -136,7 +136,12 @@ def sgd(technique: declared.Sgd, build: Build) -> Build:
 
 
 def adafactor(technique: declared.Adafactor, build: Build) -> Build:
-    """torch.optim.Adafactor, one parameter at a time; the learning rate bounds the step relative to the weights."""
+    """torch.optim.Adafactor, one parameter at a time, whose learning rate bounds the step relative to the weights; or
+    transformers', whose learning rate bounds it as it is."""
+    if not technique.scale_parameter:
+        from transformers.optimization import Adafactor
+
+        return _with(build, Adafactor, technique.weight_decay, scale_parameter=False, relative_step=False)
     build = replace(build, notes=(*build.notes, *technique.notes(build.recipe.learning_rate)))
     return _with(build, torch.optim.Adafactor, technique.weight_decay, eps=ADAFACTOR_EPS, foreach=False)
 
