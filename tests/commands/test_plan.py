@@ -546,6 +546,16 @@ def test_the_cache_is_named_and_left_aside(recipe, run, monkeypatch):
     assert (status, "From the cache" in out) == (2, False)
 
 
+def test_a_model_that_is_pinned_to_the_gpu_and_does_not_fit_is_told_of_the_hosts_memory():
+    pins = {"seq_len": 32, "batch_size": 2, "micro_batch_size": 1, "checkpointing": "every-block", "precision": "bf16",
+            "loss": "chunked", "optimizer": "adamw", "attention": "sdpa", "compile": "off", "offload": "none"}
+    plan = tightfit.plan("gpt2", pins, gpu_memory="2.3GB")
+    assert plan.chosen is None
+    change = plan.answers.smallest_change
+    assert (change.text, change.estimate.fit_rank.is_safe) == ("offload=auto", True)
+    assert change.estimate.memory.host > 2**30
+
+
 def test_a_run_over_epochs_of_data_that_is_here_is_as_long_as_its_samples_make_it(recipe, run, monkeypatch, tmp_path):
     monkeypatch.setattr(plan_command, "plan_on", lambda *_, **__: ReadablePlan.of(fitting()))
     write_jsonl(tmp_path / "rows.jsonl", [{"text": f"{number} and some more words " * 9} for number in range(40)])

@@ -86,6 +86,6 @@ def nothing_fits():
         smallest_change_text="The smallest that makes it fit: checkpointing=every-block (recompute).",
         smallest_gpu_text="The smallest GPU is Big Card.",
         adapters="base=nf4 would take 5.0 GiB.",
-        offload="offload=none keeps all of the model on the GPU; write offload=auto.",
+        offload="64 GiB of host memory would do.",
     )
     return Plan(device=CARD, asked=large.recipe, candidates=(large,), chosen=None, answers=answers)

@@ -105,15 +105,6 @@ def test_where_nothing_fits_the_plan_says_what_would():
         plan.recipe  # noqa: B018 - the property raises
 
 
-def test_what_is_pinned_to_the_gpu_is_named_where_nothing_fits():
-    pinned = of(HEAVY, 3 * STATES, offload="none")
-    assert pinned.answers.offload == "offload=none keeps all of the model on the GPU; write offload=auto."
-    assert pinned.answers.offload in pinned.reasons
-    assert pinned.answers.offload.rstrip(".") in pinned.nothing_fits()
-    assert of(HEAVY, 20 * STATES, offload="none").answers.offload == ""
-    assert of(HEAVY, 3 * STATES, **{**PINS, "micro_batch_size": 1}).answers.offload == ""
-
-
 @pytest.mark.parametrize(("pins", "memory_of", "text"), [
     (PINS, {"micro_batch_size": 4}, "micro_batch_size=4"),
     (PINS, {"micro_batch_size": 1}, "micro_batch_size=1"),

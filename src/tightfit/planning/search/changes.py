@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from tightfit.errors import Refused
@@ -40,10 +39,15 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     if memory.host_missing and not memory.missing:
         none = f"With {size(memory.host_needed)} of host memory it fits; with this one, no single change would help"
     try:
-        for found in _changes(exploration, least, usable):
-            if found is not None:
-                return found, f"The smallest that makes it fit: {found.text} ({found.why})."
-        together = _together(exploration, least)
+        wait = Saving("offload", "auto", "offload=auto", "what does not fit waits in the host's memory")
+        exact_first = sorted((*savings(recipe, exploration.device), wait), key=lambda saving: saving.changes_numerics)
+        changes = (_with(exploration, least, saving) for saving in exact_first)
+        found = next(filter(None, changes), None)
+        together = "" if found else _together(exploration, least)
+        if not found and not together:
+            found = _shorter(exploration, least, usable)
+        if found is not None:
+            return found, f"The smallest that makes it fit: {found.text} ({found.why})."
     except TraceBudgetExceeded:
         return None, "No single change was found that would make it fit: the limit on traces was reached."
     if together:
@@ -54,18 +58,16 @@ def smallest_change(exploration: Exploration) -> tuple[Change | None, str]:
     return None, f"{none}."
 
 
-def _changes(exploration: Exploration, least: Evaluated, usable: int) -> Iterator[Change | None]:
-    """Changes of what is pinned, the smallest first, then a shorter sequence; None for what does not help."""
+def _shorter(exploration: Exploration, least: Evaluated, usable: int) -> Change | None:
+    """The longest sequences that fit: a last resort, for they change what is learned."""
     recipe, memory = exploration.space.recipe, least.estimate.memory
-    for saving in savings(recipe, exploration.device):
-        yield _with(exploration, least, saving)
     fixed = least.held > usable or memory.host_too_small
     if fixed or TASKS[recipe.task].reads != "tokens":
-        return  # no shorter sequence changes what weights, gradients and states take
-    shorter = [length for length in halvings(recipe.seq_len) if length >= SHORTEST]
-    found = exploration.largest(least.recipe, shorter, "seq_len")
-    if found is not None:
-        yield Change(text=f"seq_len={found.recipe.seq_len}", why="shorter sequences", estimate=found.estimate)
+        return None  # no shorter sequence changes what weights, gradients and states take
+    lengths = [length for length in halvings(recipe.seq_len) if length >= SHORTEST]
+    found = exploration.largest(least.recipe, lengths, "seq_len")
+    return None if found is None else Change(text=f"seq_len={found.recipe.seq_len}", why="shorter sequences",
+                                             estimate=found.estimate)
 
 
 def _with(exploration: Exploration, least: Evaluated, saving: Saving) -> Change | None:
@@ -80,7 +82,7 @@ def _with(exploration: Exploration, least: Evaluated, saving: Saving) -> Change 
         changed = least.recipe.override(**changes)
         if changed == least.recipe:
             return None
-        if changed.refusals(device):  # what a change needs of an open field, the search finds
+        if changed.refusals(device) or saving.value == "auto":  # what a change needs of open fields, the search finds
             try:
                 opened = Space(space.recipe.override(**changes), device)
                 changed = opened.recipe_for(opened.least_memory(opened.combinations), micro)

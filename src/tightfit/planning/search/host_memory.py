@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tightfit.devices import Device
 from tightfit.planning.host_shares import KINDS, fill_device
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.wording import choices_text
-from tightfit.recipe import Recipe
-from tightfit.techniques.offload import STREAMED, Host, NoOffload, Offload
+from tightfit.techniques.offload import STREAMED, Offload
 from tightfit.text import size
 
 
@@ -79,10 +77,3 @@ def enough_host_memory(exploration: Exploration) -> str:
     fields = choices_text(least.recipe, None, ("precision", "optimizer", *STREAMED))
     return (f"{size(least.estimate.memory.host_needed)} of host memory would do, of which {device.name}'s machine has "
             f"{size(device.host_bytes)}: with {fields}, it fits.")
-
-
-def offload_pinned_off(recipe: Recipe, device: Device) -> str:
-    """A sentence for a recipe that pins all of a model to the GPU though it could be offloaded; empty for others."""
-    settings = Host.search_settings(recipe, device) if recipe.mode == "train" and recipe.offload == NoOffload() else []
-    possible = [one for one in settings if not recipe.model_copy(update={"offload": one}).refusals(device)]
-    return "offload=none keeps all of the model on the GPU; write offload=auto." if possible else ""
