@@ -123,6 +123,55 @@ def test_a_completion_is_learned_and_its_prompt_is_not(tmp_path, tokenizer, pack
     assert learned_texts(found, tokenizer) == [" fox jumps" + END, "serves" + END]
 
 
+def as_trl(tokenizer: Any, row: dict[str, Any], template: str) -> tuple[list[int], list[int]]:
+    """Tokens and labels of a row, as trl 1.16 makes them in SFTTrainer (`tokenize_fn`, `build_labels`)."""
+    options = {"chat_template": template, "tools": row.get("tools"), "return_dict": False}
+    prompt = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, **options)
+    ids = tokenizer.apply_chat_template(row["prompt"] + row["completion"], **options)
+    shared = 0
+    while shared < min(len(prompt), len(ids)) and prompt[shared] == ids[shared]:
+        shared += 1
+    return ids, [IGNORE] * shared + ids[shared:]
+
+
+@pytest.mark.parametrize("template", [
+    CHATML, MARKED, CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>"),
+    "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}{{ 'assistant:' if add_generation_prompt }}",
+], ids=["chatml", "marked", "another beginning alone", "tokens over the edge"])  # fmt: skip
+def test_prompts_and_completions_that_are_messages_are_learned_as_trl_does(tmp_path, tokenizer, template):
+    turns = say("who are you", "a fox", "tea?", " tea serves ")["messages"]
+    rows = [{"prompt": turns[:1], "completion": turns[1:2]}, {"prompt": turns[:3], "completion": turns[3:]},
+            {"prompt": [{"role": "system", "content": "the dog"}, turns[0]], "completion": turns[1:]}]
+    backend = AutoTokenizer.from_pretrained(tokenizer)
+    found, _ = prepared(tmp_path, tokenizer, rows, template, packing=False)
+    for number, row in enumerate(rows):
+        ids, labels = as_trl(backend, row, template)
+        batch = found.train.batch(np.array([number]), 0)[0]
+        assert batch.inputs["input_ids"][0].tolist() == ids
+        assert batch.labels[0].tolist() == [*labels[1:], IGNORE]
+    Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    saved, _ = prepared(tmp_path, tokenizer, rows, template, source=str(tmp_path / "saved"))
+    assert len(saved.train.stream.tokens) == sum(len(as_trl(backend, row, template)[0]) for row in rows)
+
+
+def test_tools_and_calls_stand_beside_prompts_that_are_messages(tmp_path, tokenizer):
+    rows = [{"q": CALLED[:1], "a": CALLED[1:], "tools": [TOOL]}]
+    found, _ = prepared(tmp_path, tokenizer, rows, CALLING, prompt="q", completion="a", packing=False)
+    ids, labels = as_trl(AutoTokenizer.from_pretrained(tokenizer),
+                         {"prompt": CALLED[:1], "completion": [{**CALL, "content": ""}, *CALLED[2:]], "tools": [TOOL]},
+                         CALLING)  # fmt: skip
+    batch = found.train.batch(np.array([0]), 0)[0]
+    assert (batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()) == (ids, [*labels[1:], IGNORE])
+    with pytest.raises(DataError, match=r"does not write the tool_calls in .*row 1"):
+        prepared(tmp_path, tokenizer, [{"prompt": CALLED[:1], "completion": CALLED[1:]}])
+
+
+def test_contents_in_parts_are_read_as_their_texts(tmp_path, tokenizer):
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "fox"}]
+    found, _ = prepared(tmp_path, tokenizer, row_of([*say("who")["messages"], {"role": "assistant", "content": parts}]))
+    assert learned_texts(found, tokenizer) == [*ANSWERS[0], "a fox<|im_end|>"]
+
+
 def test_an_instruction_and_its_input_are_asked_and_its_output_is_learned(tmp_path, tokenizer):
     rows = [{"instruction": "who are you", "input": "", "output": "a fox"},
             {"instruction": "name it", "input": "the dog", "output": "tea"}, {"instruction": "so", "output": "fox"}]
@@ -173,6 +222,7 @@ def test_a_global_batch_counts_what_is_learned(tmp_path, tokenizer):
     assert sum(counts) == sum(len(backend(answer).input_ids) for answers in ANSWERS for answer in answers)
 
 
+ASKED_FOR = [{"role": "user", "content": "why"}]
 ASKED = {"instruction": "why", "input": "", "output": "so"}
 
 
@@ -195,6 +245,10 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
     ([{**CHATS[0], "tools": "weather"}], CHATML, "tools: .*row 1 holds text that is no JSON list"),
     ([{**CHATS[0], "tools": ["weather"]}], CHATML, "tools: .*row 1 holds .'weather'., and no list of JSON schemas"),
     ([{**CHATS[0], "tools": [{"name": "sun"}]}], CHATML, "row 1 has tools, which the chat template does not write"),
+    (row_of([{"role": "user", "content": [{"type": "image", "url": "a"}]}]), CHATML,
+     r"message 1 of .*row 2 has a part of type 'image', .*texts alone are read; write \{"),
+    ([{"prompt": ASKED_FOR, "completion": "so"}], CHATML, "the completion of .*row 1 holds 'so', and no list of mes"),
+    ([{"prompt": ASKED_FOR, "completion": [{}]}], CHATML, "message 1 of the completion of .*row 1 is {}, without a"),
     ([{"q": "why", "a": "so"}], CHATML, "it has q, a; write data.text=.*data.messages=.*data.completion="),
 ])  # fmt: skip
 def test_what_cannot_be_learned_is_named(tmp_path, tokenizer, rows, template, words):

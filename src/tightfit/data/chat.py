@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def encode(wanted: Wanted, rows: Sequence[Row], tokenizer: Tokenizer, origins: S
 
     Raises DataError naming the row that cannot be written so.
     """
-    documents = _conversations(rows, tokenizer, origins) if MESSAGES in wanted else _completions(rows, tokenizer)
+    talks = MESSAGES in wanted
+    documents = _conversations(wanted, rows, tokenizer, origins) if talks else _completions(rows, tokenizer)
     pairs = [(np.array(ids, dtype=np.int64), np.array(learned, dtype=np.int64)) for ids, learned in documents]
     return {TEXT: [ids for ids, _ in pairs], LEARNED: [learned for _, learned in pairs]}
 
@@ -73,16 +75,27 @@ def _completions(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[tuple[li
 
 
 def _conversations(
-    rows: Sequence[Row], tokenizer: Tokenizer, origins: Sequence[str]
+    wanted: Wanted, rows: Sequence[Row], tokenizer: Tokenizer, origins: Sequence[str]
 ) -> Iterator[tuple[list[int], list[int]]]:
+    """Tokens of each conversation, and which are learned: the assistant's turns, or behind a prompt that is messages,
+    as trl does, all from the first token on that differs from those of the prompt alone."""
     template = _Template(tokenizer.backend)
-    texts, spans = [], []
+    texts, spans, prompts = [], [], []
     for row, origin in zip(rows, origins, strict=True):
-        text, inside = template.learned(read_conversation(row, origin))
+        conversation = read_conversation(wanted, row, origin)
+        text, inside = template.learned(conversation)
         texts.append(text)
         spans.append(inside)
-    for (ids, offsets), inside in zip(tokenizer.located(texts, False), spans, strict=True):
-        yield ids, _inside(offsets, inside)
+        if conversation.asked:
+            prompts.append(template.asked(conversation))
+    found = tokenizer.located(texts, False)
+    if prompts:
+        for (ids, _), (asked, _) in zip(found, tokenizer.located(prompts, False), strict=True):
+            shown = len([*takewhile(lambda pair: pair[0] == pair[1], zip(ids, asked, strict=False))])
+            yield ids, [0] * shown + [1] * (len(ids) - shown)
+    else:
+        for (ids, offsets), inside in zip(found, spans, strict=True):
+            yield ids, _inside(offsets, inside)
 
 
 class _Template:
@@ -94,8 +107,8 @@ class _Template:
         self._marked = MARKS.search(self._source) is not None
 
     def learned(self, conversation: Conversation) -> tuple[str, list[Span]]:
-        """A conversation's text, and the spans of the assistant's turns in it. Raises DataError where they cannot be
-        found, or the template leaves out tools or tool calls."""
+        """A conversation's text, and the spans of the assistant's turns in it, not looked for behind a prompt.
+        Raises DataError where they cannot be found, or the template leaves out tools or tool calls."""
         text, spans = self._written(conversation)
         messages, origin = conversation.messages, conversation.origin
         if conversation.tools and self._leaves_alike(replace(conversation, tools=None), text):
@@ -109,7 +122,7 @@ class _Template:
         if alike and calls:
             raise DataError(f"data.messages: the chat template does not write the tool_calls in {origin}; write "
                             "data.chat_template=<one that does>, or the calls as content")
-        if self._marked:
+        if self._marked or conversation.asked:
             return text, spans
         if not alike:
             return text, self._added(conversation, text)
@@ -117,6 +130,11 @@ class _Template:
         between = HOLDERS.split(self._written(replace(conversation, messages=held))[0])
         ending = between[-1].rstrip() if last in (0, len(held)) else self.ending(conversation)
         return text, _turns(text, between, [m["content"] for m in bare if m["role"] == ASSISTANT], ending, origin)
+
+    def asked(self, conversation: Conversation) -> str:
+        """The text of a conversation's prompt, up to where its completion begins."""
+        asked = conversation.messages[: conversation.asked]
+        return self._written(replace(conversation, messages=asked), prompt=True)[0]
 
     def _leaves_alike(self, conversation: Conversation, text: str) -> bool:
         """Whether another conversation is written as the same text; not where the template refuses it."""
@@ -189,17 +207,17 @@ def _held(messages: list[Message]) -> tuple[list[Message], int]:
 
 def question(tokenizer: Tokenizer, says: str) -> list[int]:
     """The tokens of a conversation that a user begins, up to where the assistant's answer begins. Raises DataError."""
-    asked = Conversation(messages=[{"role": "user", "content": says}], tools=None, origin="sample_prompt")
-    ((ids, _),) = tokenizer.located([_Template(tokenizer.backend)._written(asked, prompt=True)[0]], False)
+    said = Conversation(messages=[{"role": "user", "content": says}], tools=None, origin="sample_prompt", asked=1)
+    ((ids, _),) = tokenizer.located([_Template(tokenizer.backend).asked(said)], False)
     return ids
 
 
-def turn_end(tokenizer: Tokenizer, rows: Iterable[Row]) -> int | None:
+def turn_end(tokenizer: Tokenizer, wanted: Wanted, rows: Iterable[Row]) -> int | None:
     """The token with which the chat template ends the assistant's turn in the first of the conversations that has one;
     None where it does so by none that is never cut."""
     template, whole = _Template(tokenizer.backend), tokenizer.backend.added_tokens_decoder
     for row in rows:
-        if ending := template.ending(read_conversation(row, "a row")):
+        if ending := template.ending(read_conversation(wanted, row, "a row")):
             ids = tokenizer.backend(ending, add_special_tokens=False)["input_ids"]
             return int(ids[0]) if len(ids) == 1 or ids[0] in whole else None
     return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tightfit.data.readers import MESSAGES, TOOLS, Row
+from tightfit.data.readers import COMPLETION, INPUT, MESSAGES, OUTPUT, TOOLS, Row, Wanted
 from tightfit.errors import DataError, nearest, one_line, shown
 
 ASSISTANT = "assistant"
@@ -23,31 +23,37 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, and the functions that the assistant may call, as JSON schemas. origin: the row, for messages."""
+    """Messages, and the functions that the assistant may call, as JSON schemas. origin: the row, for messages. asked:
+    how many of the messages are a prompt, where all behind them is learned; 0 where the assistant's turns are."""
 
     messages: list[Message]
     tools: list[Any] | None
     origin: str
+    asked: int = 0
 
 
-def texts_of(row: Row) -> Iterator[str]:
+def texts_of(wanted: Wanted, row: Row) -> Iterator[str]:
     """The texts in a row's messages, whatever else they hold: what is wrong with them is said where they are read."""
     with suppress(DataError):
-        yield from (message["content"] or "" for message in read_conversation(row, "a row").messages)
+        yield from (message["content"] or "" for message in read_conversation(wanted, row, "a row").messages)
 
 
-def read_conversation(row: Row, origin: str) -> Conversation:
-    """A row's messages and functions, or those of its instruction, input and output, checked: mappings with a role and
-    a text. Raises DataError."""
-    match row:
-        case (asked, given, said):
-            parts = [part for part in (asked, given) if part not in ("", None)]  # most have no input
-            whole = "\n\n".join(parts) if all(isinstance(part, str) for part in parts) else parts
-            found: Any = [{"role": "user", "content": whole}, {"role": ASSISTANT, "content": said}]
-            return Conversation(_messages(found, origin), None, origin)
-        case (found, tools):
-            return Conversation(_messages(_read(found, MESSAGES, origin), origin), _tools(tools, origin), origin)
-    raise AssertionError(row)
+def read_conversation(wanted: Wanted, row: Row, origin: str) -> Conversation:
+    """A row's messages and functions, those of its prompt and completion, or of its instruction, input and output,
+    checked: mappings with a role and a text. Raises DataError."""
+    values = dict(zip(wanted, row, strict=True))
+    found = values[MESSAGES]
+    if OUTPUT in values:
+        parts = [part for part in (found, values[INPUT]) if part not in ("", None)]  # most have no input
+        whole = "\n\n".join(parts) if all(isinstance(part, str) for part in parts) else parts
+        found = [{"role": "user", "content": whole}, {"role": ASSISTANT, "content": values[OUTPUT]}]
+        return Conversation(_messages(found, origin), None, origin)
+    tools = _tools(values[TOOLS], origin)
+    if COMPLETION in values:
+        asked, said = (_messages(values[key], f"the {key.removeprefix('data.')} of {origin}")
+                       for key in (MESSAGES, COMPLETION))
+        return Conversation(asked + said, tools, origin, len(asked))
+    return Conversation(_messages(_read(found, MESSAGES, origin), origin), tools, origin)
 
 
 def arguments_as_text(conversation: Conversation) -> Conversation:
@@ -111,10 +117,22 @@ def _message(value: Any, origin: str, usual: str) -> Message:
                             '[{"type": "function", "function": {"name": "...", "arguments": {}}}]')
         message["tool_calls"] = [_with_arguments(call, kind=str, convert=_as_mapping) for call in calls]
         message.setdefault("content", None)  # beside which most say nothing
+    if isinstance(parts := message.get("content"), list) and parts and all(isinstance(p, Mapping) for p in parts):
+        message["content"] = _joined(parts, origin)
     if not isinstance(message.get("content"), str) and (not calls or message["content"] is not None):
         raise DataError(f"data.messages: the content of {origin} is {shown(message.get('content'))}, not text; {usual}")
     _writable(message, f"data.messages: {origin}")
     return message
+
+
+def _joined(parts: list[Mapping[str, Any]], origin: str) -> str:
+    """The text of a message in parts, one behind the other as templates write them. Raises DataError for others."""
+    for part in parts:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise DataError(f"data.messages: the content of {origin} has a part of type {shown(part.get('type'))}, "
+                            f"{shown(part)}, and texts alone are read; "
+                            'write {"type": "text", "text": "..."}, or leave that row out')
+    return "".join(part["text"] for part in parts)
 
 
 def _with_arguments(call: Mapping[str, Any], kind: type, convert: Callable[[Any], Any]) -> dict[str, Any]:

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tightfit.data.corpora import evaluation_data, named_fields, open_corpus, usual_fields
-from tightfit.data.readers import LABEL, LEARNED, MESSAGES, TARGET, TEXT, MissingField, Wanted
+from tightfit.data.readers import (
+    COMPLETION,
+    LABEL,
+    LEARNED,
+    MESSAGES,
+    PROMPT,
+    TARGET,
+    TEXT,
+    TOOLS,
+    HoldsMessages,
+    MissingField,
+    Wanted,
+)
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
 from tightfit.data.sources import Dummy, image_processor, open_images, pixel_scale
 from tightfit.data.splitting import Progress, Split, held_out
@@ -148,16 +160,20 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
     if named is not None and task.predicts != "next":
         raise DataError(f"{next(iter(named))}: {recipe.task} does not learn from it; write task=causal-lm, or leave it "
                         "out")
-    try:
-        return _from_fields(recipe, facts, named or texts, progress)
-    except MissingField as missing:
-        if named is not None or task.predicts != "next":
-            raise
-        usual = usual_fields(missing.present)
-        if usual is None:
-            raise DataError(f"{missing}, data.messages=<that of conversations>, or data.prompt=<what is given> "
-                            "data.completion=<what is learned>") from None
-    return _from_fields(recipe, facts, usual, progress)
+    wanted = named or texts
+    while True:
+        try:
+            return _from_fields(recipe, facts, wanted, progress)
+        except HoldsMessages:
+            wanted = {MESSAGES: wanted[PROMPT], COMPLETION: wanted[COMPLETION], TOOLS: TOOLS}
+        except MissingField as missing:
+            if wanted is not texts or task.predicts != "next":
+                raise
+            usual = usual_fields(missing.present)
+            if usual is None:
+                raise DataError(f"{missing}, data.messages=<that of conversations>, or data.prompt=<what is given> "
+                                "data.completion=<what is learned>") from None
+            wanted = usual
 
 
 def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Progress | None) -> Prepared:
@@ -202,7 +218,7 @@ def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Pr
         unigram_loss=None if held is None else unigram_loss(task, train, held),
         classes=dict(enumerate(names)) or None,
         unlearned=unlearned(train.streams.get(LEARNED), None if packed else recipe.seq_len),
-        turn_end=turn_end(tokenizer, split.corpus.rows()) if MESSAGES in wanted else None,
+        turn_end=turn_end(tokenizer, wanted, split.corpus.rows()) if MESSAGES in wanted else None,
         notes=(f"vocab_size: the tokenizer has {tokenizer.vocab_size:,} tokens, and the model rows for "
                f"{facts.vocab_size:,}; write vocab_size={tokenizer.vocab_size} for a smaller model",) * spare,
     )

@@ -23,7 +23,8 @@ TEXTS = (TEXT, TARGET, PROMPT, COMPLETION)
 INPUT, OUTPUT = "input", "output"
 """Fields of Alpaca's format beside `instruction`, which is read as `data.messages`: its input, and its response."""
 TOOLS = "tools"
-"""The functions that an assistant may call, as JSON schemas, beside `data.messages`."""
+"""The functions that an assistant may call, as JSON schemas, beside `data.messages`. A prompt that is messages is read
+as those too, with its completion."""
 OPTIONAL = (INPUT, TOOLS)
 """Fields that rows may lack."""
 LEARNED = "learned"
@@ -49,6 +50,10 @@ class MissingField(DataError):
     present: tuple[str, ...] = ()
 
 
+class HoldsMessages(DataError):
+    """Prompts that are lists of messages, where texts are wanted."""
+
+
 def require_fields(wanted: Wanted, present: Iterable[str], origin: str) -> None:
     """Raises MissingField unless every wanted field is among `present`."""
     present = list(present)
@@ -67,9 +72,10 @@ def pick(row: Mapping[str, Any], wanted: Wanted, origin: str) -> Row:
     if not all(field in row for field in wanted.values()):
         require_fields(wanted, row, origin)
     for key, field in wanted.items():
-        if key in TEXTS and not isinstance(row[field], str):
-            raise DataError(f"{key}: field {field!r} of {origin} is {shown(row[field])}, not text; write "
-                            f"{key}=<a field>")
+        if key in TEXTS and MESSAGES not in wanted and not isinstance(row[field], str):
+            kind = HoldsMessages if key == PROMPT and isinstance(row[field], list) else DataError
+            raise kind(f"{key}: field {field!r} of {origin} is {shown(row[field])}, not text; write "
+                       f"{key}=<a field>")
     return tuple(row.get(field) for field in wanted.values())
 
 

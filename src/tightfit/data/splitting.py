@@ -74,7 +74,7 @@ class Split:
             return (row[i] for i in columns)
         from tightfit.data.conversations import texts_of  # for conversations alone
 
-        return texts_of(row)
+        return texts_of(self.wanted, row)
 
     @property
     def _text_alone(self) -> bool:

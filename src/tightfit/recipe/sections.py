@@ -79,10 +79,10 @@ class Data(BaseModel):
     chat_template: NameOrPath | None = None
     """File with the Jinja template that conversations are written with; by default the tokenizer's own."""
     prompt: str | None = None
-    """Field that holds what a causal-lm is given and does not learn; by default `prompt`, where there is no field of
-    texts."""
+    """Field that holds what a causal-lm is given and does not learn, a text or messages; by default `prompt`, where
+    there is no field of texts."""
     completion: str | None = None
-    """Field that holds the text that is learned behind the prompt; by default `completion`."""
+    """Field that holds the text, or the messages, learned behind the prompt; by default `completion`."""
     label: str = "label"
     """Field that holds the class."""
     target: str = "target"

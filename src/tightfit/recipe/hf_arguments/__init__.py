@@ -15,9 +15,9 @@ them and drops (`bfd`) or splits (`bfd_split`) what is longer than `max_length`;
 without what came before, in the data's order whatever `shuffle_dataset` says. Both keep documents apart; `wrapped` does
 not. A padded row that is cut has `max_length` labels here and one fewer there, where rows with nothing left to learn
 are dropped. Of conversations only the assistant's turns are learned, as with `assistant_only_loss`, be it false or
-true. A `router_aux_loss_coef` of 0.001, trl's default, leaves the model's own. An `eos_token` is refused unless it is
-that of the model's own tokenizer, in its folder or the hub's cache, or `tokenizer` is written. A dump hides `eos_token`
-and `pad_token`, which are then taken for unset.
+true; behind a prompt the completion is, whole. A `router_aux_loss_coef` of 0.001, trl's default, leaves the model's
+own. An `eos_token` is refused unless it is that of the model's own tokenizer, in its folder or the hub's cache, or
+`tokenizer` is written. A dump hides `eos_token` and `pad_token`, which are then taken for unset.
 """
 
 from __future__ import annotations
