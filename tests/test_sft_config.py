@@ -194,6 +194,7 @@ def test_rows_are_cut_where_the_arguments_do():
     for length, seq_len in ((40, 40), (80, 50)):
         given = SFTConfig(use_cpu=True, max_length=length)
         assert recipe_for_machine(given, module, rows={"dataset": [{"input_ids": [1] * 50}]}).seq_len == seq_len
+        assert recipe_for_machine(given, module, rows={"dataset": [{"text": "the dog"}]}).seq_len == length
 
 
 def test_an_object_says_its_tokens_and_other_classes_are_not_taken_for_it():

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from transformers import MBartConfig
 from transformers.models.mbart.modeling_mbart import shift_tokens_right
 
-from tests.data.helpers import FACTS, recipe
+from tests.data.helpers import FACTS, recipe, texts, write_jsonl
 from tightfit.data import GlobalBatchLoader, prepare
 from tightfit.data.rows import RowExamples
 from tightfit.data.samples import padded
 from tightfit.errors import DataError
 from tightfit.model_facts import ModelFacts, facts_of
+from tightfit.models import GIVEN_MODULE
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, MicroBatch
 
@@ -151,8 +153,47 @@ def test_masked_lm_and_image_rows(tmp_path: Path) -> None:
     assert images.labels.tolist() == [1]
 
 
+@pytest.mark.parametrize(("task", "rows", "data"), [
+    ("causal-lm", [{"text": text} for text in texts(12)], {"packing": True}),
+    ("causal-lm", [{"body": text, "text": 1} for text in texts(12)], {"text": "body", "packing": False}),
+    ("causal-lm", [{"prompt": "the", "completion": text} for text in texts(12)], {}),
+    ("sequence-classification", [{"text": text, "label": len(text) % 2} for text in texts(12)], {}),
+    ("seq2seq", [{"text": text, "target": "tea"} for text in texts(12)], {}),
+])  # fmt: skip
+@pytest.mark.parametrize("held", [True, False])
+def test_rows_that_are_not_tokenized_are_read_as_those_of_files(tmp_path, task, rows, data, held) -> None:
+    settings = recipe(tmp_path, task=task, tokenizer="train", data=data)
+    given = prepare(settings, FACTS, dataset=Dataset.from_list(rows), eval_dataset=rows[:4] if held else None)
+    source = {"source": str(write_jsonl(tmp_path / "rows.jsonl", rows))}
+    own = {"eval_source": str(write_jsonl(tmp_path / "own.jsonl", rows[:4]))} if held else {}
+    stored = prepare(settings.override(data={**data, **source, **own}), FACTS)
+    for one, other in ((given.train, stored.train), (given.evaluation, stored.evaluation)):
+        assert one is not None
+        assert other is not None
+        assert len(one) == len(other)
+        (ours, *_), (theirs, *_) = (each.batch(np.arange(len(each)), 0) for each in (one, other))
+        assert np.array_equal(ours.labels, theirs.labels)
+        assert all(np.array_equal(ours.inputs[name], theirs.inputs[name]) for name in theirs.inputs)
+
+
+def test_rows_of_text_that_changed_are_tokenized_anew(tmp_path: Path) -> None:
+    settings = recipe(tmp_path, tokenizer="train")
+    table = Dataset.from_list([{"text": text} for text in texts(20)])
+    first, second = (prepare(settings, FACTS, dataset=table.select(range(begin, begin + 9))).train for begin in (0, 9))
+    rows = np.arange(2)
+    assert not np.array_equal(first.batch(rows, 0)[0].labels, second.batch(rows, 0)[0].labels)
+
+
+def test_rows_of_text_take_their_evaluation_and_their_tokenizer_from_python_too(tmp_path: Path) -> None:
+    rows = [{"text": text} for text in texts(12)]
+    with pytest.raises(DataError, match=r"data.eval_source: .* as eval_dataset"):
+        prepare(recipe(tmp_path, data={"eval_split": "test"}), FACTS, dataset=rows)
+    with pytest.raises(DataError, match="tokenizer: a module given in Python comes without one; write tokenizer=<a"):
+        prepare(recipe(tmp_path, model=GIVEN_MODULE), FACTS, dataset=rows)
+
+
 @pytest.mark.parametrize(("task", "row", "message"), [
-    ("causal-lm", {"ids": [1]}, "row 0 has no 'input_ids', which causal-lm needs; it has: ids"),
+    ("causal-lm", {"ids": [1]}, "row 0 has no 'input_ids', which causal-lm needs; it has: ids; tokenize it, or"),
     ("masked-lm", {"input_ids": [1]}, "row 0 has no 'labels'"),
     ("causal-lm", {"input_ids": [400]}, r"400 among its input_ids, which should lie in 0 to 399; write vocab_size=401"),
     ("sequence-classification", {"input_ids": [4], "labels": 3}, "3 among its labels.* write num_labels=4"),

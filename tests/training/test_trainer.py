@@ -240,7 +240,7 @@ def test_the_models_configuration_is_read_once(tiny, monkeypatch):
 
 def test_refused_data_leaves_no_folder_and_does_not_blame_it(recipe, monkeypatch):
     with pytest.raises(DataError, match=r"has no 'input_ids'"):
-        Trainer(Named(), recipe, [{"text": "a"}]).train()
+        Trainer(Named(), recipe, [{"words": "a"}]).train()
     unreadable = failing(PermissionError(13, "Permission denied", "/proc/1/cwd"))
     monkeypatch.setattr("tightfit.training.session.prepare", unreadable)
     with pytest.raises(DataError, match=r"^data: '/proc' cannot be prepared: .*Permission denied: '/proc/1/cwd'"):

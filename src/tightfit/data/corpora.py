@@ -75,6 +75,14 @@ def open_corpus(data: Data, wanted: Wanted, cache_dir: Path) -> Corpus:
     return _dataset(data.source, _load(data, None, cache_dir), wanted, data)
 
 
+def given_corpus(rows: Any, wanted: Wanted, name: str) -> Corpus:
+    """Rows of the caller's own, which have a number and are read by theirs, as documents."""
+    def read() -> Iterator[Row]:
+        return picked((rows[number] for number in range(len(rows))), wanted, name)
+
+    return Corpus(name, digest(map(repr, read())), read)
+
+
 def evaluation_data(data: Data) -> Data | None:
     """The held-out data that the recipe names; None where it names none. Raises DataError for a split of what has
     none."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tightfit.data.corpora import evaluation_data, named_fields, open_corpus, usual_fields
+from tightfit.data.corpora import evaluation_data, given_corpus, named_fields, open_corpus, usual_fields
 from tightfit.data.readers import (
     COMPLETION,
     LABEL,
@@ -67,7 +69,8 @@ def prepare(
     recipe: Recipe, facts: ModelFacts, *, progress: Progress | None = None, dataset: Rows | None = None,
     eval_dataset: Rows | None = None,
 ) -> Prepared:  # fmt: skip
-    """The recipe's data, or the caller's own `dataset` of tokenized rows, as samples of the recipe's task.
+    """The recipe's data, or the caller's own `dataset` of rows, tokenized or with the fields that files have, as
+    samples of the recipe's task.
 
     eval_dataset: the caller's own rows to evaluate on, instead of a share of `dataset`.
 
@@ -80,7 +83,8 @@ def prepare(
         raise DataError("eval_dataset: rows to evaluate on go with rows to train on; give dataset too, or write "
                         "data.eval_source=<other examples>")
     if dataset is not None:
-        return _from_rows(recipe, facts, dataset, eval_dataset)
+        own = {"eval_dataset": eval_dataset} if eval_dataset is not None else {}
+        return _from_rows(recipe, facts, {"dataset": dataset, **own}, progress)
     if recipe.data.source == GIVEN_ROWS:
         raise DataError("data: it was rows given in Python, which a recipe does not hold; run that code again, with "
                         "profile_step=10 for a profile, or write data=<a file, a folder or a Hugging Face dataset>")
@@ -97,16 +101,22 @@ def _check_positions(recipe: Recipe, facts: ModelFacts, padded: bool) -> None:
                         f"model's {limit} positions; write seq_len={max(limit // multiple * multiple, 1)}")
 
 
-def _from_rows(recipe: Recipe, facts: ModelFacts, dataset: Rows, eval_dataset: Rows | None) -> Prepared:
+def _from_rows(recipe: Recipe, facts: ModelFacts, rows: Mapping[str, Rows], progress: Progress | None) -> Prepared:
+    """rows: by the argument that they are given as."""
     from tightfit.data.rows import RowExamples  # for these alone
 
-    given = [RowExamples.of(dataset, recipe, facts)]
-    given += [] if eval_dataset is None else [RowExamples.of(eval_dataset, recipe, facts, "eval_dataset")]
-    notes = [note for examples in given if (note := examples.cut_note())]
-    samples, *own = (padded(examples, recipe, facts) for examples in given)
-    if not own and (recipe.data.eval_source or recipe.data.eval_split):
+    if len(rows) == 1 and (recipe.data.eval_source or recipe.data.eval_split):
         raise DataError("data.eval_source: the training examples are rows of the caller's own; give those to evaluate "
                         "on as eval_dataset")
+    try:
+        given = [RowExamples.of(each, recipe, facts, name) for name, each in rows.items()]
+    except MissingField as missing:
+        fields, has = named_fields(recipe.data) or usual_fields(missing.present), set(missing.present)
+        if "input_ids" in has or get_task(recipe.task).reads == "images" or not (fields or recipe.data.text in has):
+            raise
+        return _from_text(recipe, facts, progress, rows)
+    notes = [note for examples in given if (note := examples.cut_note())]
+    samples, *own = (padded(examples, recipe, facts) for examples in given)
     train, evaluation = _divide(samples, recipe.data.eval_fraction, *own)
     if evaluation is not None and recipe.eval_samples is not None and len(evaluation) > recipe.eval_samples:
         notes.append(f"eval_samples: {recipe.eval_samples} of the {len(evaluation):,} rows to evaluate on are read; "
@@ -150,9 +160,11 @@ def _divide(samples: Padded, fraction: float, own: Samples | None = None) -> tup
     return replace(samples, chosen=(~chosen).nonzero()[0]), replace(samples, chosen=chosen.nonzero()[0])
 
 
-def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> Prepared:
-    """Documents that are texts; or for a causal-lm conversations, or prompts and completions, where the recipe names
-    their fields, or the data has such fields and none of texts."""
+def _from_text(
+    recipe: Recipe, facts: ModelFacts, progress: Progress | None, rows: Mapping[str, Rows] = MappingProxyType({})
+) -> Prepared:
+    """Documents, of the recipe's data or of given `rows`, that are texts; or for a causal-lm conversations, or prompts
+    and completions, where the recipe names their fields, or the data has such fields and none of texts."""
     data, task = recipe.data, get_task(recipe.task)
     extra = {"class": {LABEL: data.label}, "target": {TARGET: data.target}}
     texts: Wanted = {TEXT: data.text, **extra.get(task.predicts, {})}
@@ -163,7 +175,7 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
     wanted = named or texts
     while True:
         try:
-            return _from_fields(recipe, facts, wanted, progress)
+            return _from_fields(recipe, facts, wanted, progress, rows)
         except HoldsMessages:
             wanted = {MESSAGES: wanted[PROMPT], COMPLETION: wanted[COMPLETION], TOOLS: TOOLS}
         except MissingField as missing:
@@ -176,12 +188,15 @@ def _from_text(recipe: Recipe, facts: ModelFacts, progress: Progress | None) -> 
             wanted = usual
 
 
-def _from_fields(recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Progress | None) -> Prepared:
+def _from_fields(
+    recipe: Recipe, facts: ModelFacts, wanted: Wanted, progress: Progress | None, rows: Mapping[str, Rows]
+) -> Prepared:
     task = get_task(recipe.task)
     cache_dir = expanded(recipe.cache_dir)
-    held_out_data = evaluation_data(recipe.data)
-    split = Split(open_corpus(recipe.data, wanted, cache_dir), wanted, recipe.data.eval_fraction,
-                  None if held_out_data is None else open_corpus(held_out_data, wanted, cache_dir))
+    sources = [data for data in (recipe.data, evaluation_data(recipe.data)) if data is not None]
+    corpus, *own = ([given_corpus(each, wanted, name) for name, each in rows.items()]
+                    or [open_corpus(data, wanted, cache_dir) for data in sources])
+    split = Split(corpus, wanted, recipe.data.eval_fraction, *own)
     tokenizer = choose_tokenizer(recipe, facts, lambda: split.training_texts(progress), split.key)
     if MESSAGES in wanted:
         from tightfit.data.chat import turn_end, with_template  # for conversations alone

@@ -47,7 +47,9 @@ BEGINNINGS = {
 class MissingField(DataError):
     """Data without a field that is wanted. present: the fields that it has."""
 
-    present: tuple[str, ...] = ()
+    def __init__(self, message: str, present: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.present = tuple(present)
 
 
 class HoldsMessages(DataError):
@@ -60,11 +62,8 @@ def require_fields(wanted: Wanted, present: Iterable[str], origin: str) -> None:
     for key, field in wanted.items():
         if field not in present and key not in OPTIONAL:
             advice = "write it in every row" if key == OUTPUT else f"write {key}=<one of them>"
-            missing = MissingField(
-                f"{key}: {origin} has no field {field!r}; it has {cut(', '.join(present), 500)}; {advice}"
-            )
-            missing.present = tuple(present)
-            raise missing
+            raise MissingField(f"{key}: {origin} has no field {field!r}; it has {cut(', '.join(present), 500)}; "
+                               f"{advice}", present)
 
 
 def pick(row: Mapping[str, Any], wanted: Wanted, origin: str) -> Row:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tightfit.data.readers import MissingField
 from tightfit.data.samples import PADDED_WITH_ZERO, Example, next_tokens, shifted_right
 from tightfit.errors import DataError, cut, one_line
 from tightfit.model_facts import ModelFacts
@@ -54,7 +55,7 @@ class RowExamples:
     @classmethod
     def of(cls, rows: Rows, recipe: Recipe, facts: ModelFacts, name: str = "dataset") -> RowExamples:
         """The rows as examples of the recipe's task. Raises DataError for what has no rows by number, or whose first
-        does not serve."""
+        does not serve: MissingField where that lacks a field."""
         kind = type(rows).__name__
         if not isinstance(rows, Sized):
             raise DataError(f"{name}: {kind} has no length, as streamed data has none, and an epoch of it no number "
@@ -155,7 +156,9 @@ class RowExamples:
             row = {**row, "labels": row[also[0]]}
         for name in self.task.needs:
             if row.get(name) is None:
-                raise self._wrong(index, f"has no {name!r}, which {self.task.name} needs; it has: " + ", ".join(row))
+                advice = "; tokenize it, or write data.text=<its field of text>" if name == "input_ids" else ""
+                raise MissingField(f"{self.name}: row {index} has no {name!r}, which {self.task.name} needs; it has: "
+                                   f"{', '.join(row)}{advice}", row)
         return row
 
     def _shown(self, row: Mapping[str, Any], tokens: int, index: int) -> Array:

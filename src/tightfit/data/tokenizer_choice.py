@@ -23,7 +23,7 @@ from tightfit.data.tokenizing import (
 from tightfit.errors import DataError, one_line
 from tightfit.files import digest
 from tightfit.model_facts import ModelFacts
-from tightfit.models import resolve_source
+from tightfit.models import GIVEN_MODULE, resolve_source
 from tightfit.recipe import Data, Recipe
 from tightfit.system import expanded
 from tightfit.tasks import Task, get_task
@@ -64,6 +64,9 @@ def choose_tokenizer(
 
 def _models_own(recipe: Recipe) -> str | None:
     """The folder or Hugging Face id of the model's own tokenizer, None where it has none."""
+    if recipe.model == GIVEN_MODULE:
+        raise DataError("tokenizer: a module given in Python comes without one; write tokenizer=<a folder or Hugging "
+                        "Face id>, or tokenizer=train to train one on the data")
     source = resolve_source(recipe)
     if source.kind == "folder":
         folder = Path(source.name)

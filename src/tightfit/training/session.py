@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tightfit.backends import backend_of, load_backend, quiet_loading
 from tightfit.backends.base import Backend
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
+from tightfit.data.readers import MissingField
 from tightfit.data.splitting import Progress
 from tightfit.devices import Device, listed_device
 from tightfit.errors import RecipeError, Refused, TightfitError, one_line
@@ -145,7 +146,10 @@ def recipe_for_machine(
     from tightfit.recipe.hf_arguments.reading import is_sft_config
 
     facts = model_facts(found) if model is None or isinstance(model, str) else module_facts(model, found)
-    longest = max(RowExamples.of(each, found, facts, name).longest() for name, each in given.items())
+    try:
+        longest = max(RowExamples.of(each, found, facts, name).longest() for name, each in given.items())
+    except MissingField:  # of texts, as of files, documents are cut
+        return found
     limits = [found.seq_len] if is_sft_config(recipe) else []  # which cuts rows
     return found.override(seq_len=min(longest, *limits, facts.max_positions or longest))
 

@@ -45,8 +45,8 @@ class Trainer:
     model: a bundled name, Hugging Face id or folder (replacing the recipe's), or a torch module of your own; None
         takes the recipe's.
     recipe: a Recipe, a mapping of its fields, the name or path of a recipe file, or Hugging Face's TrainingArguments.
-    dataset: any object with `len` and `[i]` giving mappings with `input_ids` and, if need be, `labels`; None reads
-        what `recipe.data` names.
+    dataset: any object with `len` and `[i]` giving mappings with `input_ids` and, if need be, `labels`, or with the
+        fields that files have; None reads what `recipe.data` names.
     eval_dataset: likewise, to evaluate on; None holds out a share of `dataset`.
     overrides: `field=value` words, as on the command line, on top of a recipe that is given by name, or of
         TrainingArguments. training_arguments: a JSON file of TrainingArguments between a named recipe and overrides.
