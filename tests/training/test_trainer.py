@@ -85,6 +85,22 @@ def test_a_model_of_ones_own_trains_on_rows(recipe, capsys):
         Trainer("transformer-156m", saved, overrides=["model_overrides={num_layers: 1}", elsewhere]).train()
 
 
+class Mapped(Named):
+    """The same, giving its logits in a mapping, as the Hugging Face Trainer takes them."""
+
+    def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {"loss": torch.zeros(()), "logits": super().forward(input_ids)}
+
+
+def test_logits_in_a_mapping_are_read_as_they_are_alone(recipe, tmp_path):
+    torch.manual_seed(0)
+    alone = Trainer(Named(), recipe, ROWS).train()
+    torch.manual_seed(0)
+    mapped = Trainer(Mapped(), {**recipe, "output_dir": str(tmp_path / "mapped")}, ROWS).train()
+    assert mapped.losses == alone.losses
+    assert mapped.eval_loss == alone.eval_loss
+
+
 @pytest.mark.parametrize(("model", "words"), [
     (nn.Sequential(nn.Embedding(64, 8), nn.Linear(8, 64)), r"is called with input_ids by name.*; rename"),
     (Named(logits=10), "gives 10 logits, and the data has the label"),

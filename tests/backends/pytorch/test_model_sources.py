@@ -323,6 +323,7 @@ def test_logits_of() -> None:
     assert logits_of(logits) is logits
     assert logits_of((logits, None)) is logits
     assert logits_of(transformers.modeling_outputs.CausalLMOutput(logits=logits)) is logits
-    for wrong in ({"logits": logits}, (), None, ("no", logits)):
+    assert logits_of({"loss": None, "logits": logits}) is logits
+    for wrong in ({"loss": logits}, (), None, ("no", logits)):
         with pytest.raises(ModelError, match=f"its forward returned a {type(wrong).__name__}"):
             logits_of(wrong)

@@ -272,13 +272,13 @@ def _explain_build(recipe: Recipe, config: Any, task: Task, error: BaseException
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a model returned: the tensor itself, its `logits`, or the first of a tuple."""
+    """The logits in what a model returned: the tensor itself, its `logits`, or a mapping's, or the first of a tuple."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if logits is None and isinstance(output, tuple) and output:
-        logits = output[0]
+    if logits is None and isinstance(output, tuple | Mapping) and output:
+        logits = output.get("logits") if isinstance(output, Mapping) else output[0]
     if not isinstance(logits, Tensor):
         raise ModelError(f"model: its forward returned a {type(output).__name__}; it should return the logits, "
-                         "an object with `logits`, or a tuple that begins with them")
+                         "an object or a mapping with `logits`, or a tuple that begins with them")
     return logits
 
 
