@@ -240,6 +240,7 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
     (CHATS, "{{ raise_exception('only one turn') }}", "the chat template refuses .*only one turn"),
     (CHATS, CHATML.replace("| trim", "| upper"), "changes what the assistant says in .*row 1, .*generation"),
     ([say("only a question")], CHATML, "no assistant's turn"),
+    (row_of([{"role": "bot", "content": "so"}])[1:], CHATML, "no assistant's turn .*, and the roles are 'bot'; write"),
     ([ASKED, {**ASKED, "input": 5}], CHATML, r"the content of message 1 of .*row 2 is \['why', 5\], not text"),
     ([ASKED, {"instruction": "why"}], CHATML, "line 2 has no field 'output'.*; write it in every row"),
     ([{**CHATS[0], "tools": "weather"}], CHATML, "tools: .*row 1 holds text that is no JSON list"),

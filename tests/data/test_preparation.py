@@ -160,8 +160,10 @@ def test_classification(tmp_path: Path) -> None:
 def test_classes_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.label: .* has 4 classes and the model 3; write num_labels=4"):
         prepare(classified(tmp_path, ["a", "b", "c", "d"]), FACTS)
+    with pytest.raises(DataError, match=r"has 4 classes and the model 3; write num_labels=4"):
+        prepare(classified(tmp_path, [0, 3, 2, 1]), FACTS)
     assert prepare(classified(tmp_path, [0, 2, 1, 1]), FACTS).classes is None  # numbers are no names
-    with pytest.raises(DataError, match=r"5 classes and the model 3; .* write num_labels=5"):
+    with pytest.raises(DataError, match=r"3 classes, numbered up to 4, and the model 3; number .*num_labels=5"):
         prepare(classified(tmp_path, [0, 4, 1, 1]), FACTS)
     with pytest.raises(DataError, match="of row 2 is None"):
         prepare(classified(tmp_path, ["a", None, "b", "a"]), FACTS)

@@ -14,7 +14,7 @@ from transformers.models.mbart.modeling_mbart import shift_tokens_right
 
 from tests.data.helpers import FACTS, recipe, texts, write_jsonl
 from tightfit.data import GlobalBatchLoader, prepare
-from tightfit.data.rows import RowExamples
+from tightfit.data.rows import COUNTED, RowExamples
 from tightfit.data.samples import padded
 from tightfit.errors import DataError
 from tightfit.model_facts import ModelFacts, facts_of
@@ -212,6 +212,17 @@ def test_rows_of_text_take_their_evaluation_and_their_tokenizer_from_python_too(
 def test_rows_that_do_not_serve(task: str, row: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         batch_of([row], tmp_path, task)
+
+
+def test_what_a_row_has_too_large_is_mended_for_all_rows_at_once(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5, 402]}, {"input_ids": [-1]}, {"input_ids": [5, 499, 6], "labels": [5, 520, 6]}]
+    with pytest.raises(DataError, match=r"row 0 has 402 among its input_ids, .* 399; write vocab_size=521 or change"):
+        batch_of(rows, tmp_path)
+    classes = [{"input_ids": [5], "labels": label} for label in (0, 3, 2, 8)]
+    with pytest.raises(DataError, match=r"row 1 has 3 among its labels, which .* 0 to 2; write num_labels=9 or change"):
+        batch_of(classes, tmp_path, "sequence-classification")
+    with pytest.raises(DataError, match=r"write vocab_size=521 or more, or change the data"):
+        batch_of(rows * (COUNTED * 2 // 5), tmp_path)
 
 
 def test_rows_of_a_batch_of_one_are_rows(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ assistant may call."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from tightfit.data.readers import COMPLETION, INPUT, MESSAGES, OUTPUT, TOOLS, Row, Wanted
-from tightfit.errors import DataError, nearest, one_line, shown
+from tightfit.errors import DataError, cut, nearest, one_line, shown
 
 ASSISTANT = "assistant"
 SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, ASSISTANT: ASSISTANT,
@@ -36,6 +36,12 @@ def texts_of(wanted: Wanted, row: Row) -> Iterator[str]:
     """The texts in a row's messages, whatever else they hold: what is wrong with them is said where they are read."""
     with suppress(DataError):
         yield from (message["content"] or "" for message in read_conversation(wanted, row, "a row").messages)
+
+
+def roles_in(wanted: Wanted, rows: Iterable[Row]) -> str:
+    """The roles in conversations, as a list to read."""
+    found = {message["role"] for row in rows for message in read_conversation(wanted, row, "a row").messages}
+    return cut(", ".join(map(repr, sorted(found))), 300)
 
 
 def read_conversation(wanted: Wanted, row: Row, origin: str) -> Conversation:

@@ -206,12 +206,14 @@ def _from_fields(
     if train.classes is not None and evaluation.classes is not None:
         classes = len(names) or 1 + int(max(train.classes.max(), evaluation.classes.max(initial=0)))
         if classes > facts.num_labels:
-            numbered = "" if names else "number them from 0, or "  # texts are numbered here
+            count = len(np.union1d(train.classes, evaluation.classes))
+            gaps = not names and count < classes  # texts are numbered here
             new = np.setdiff1d(evaluation.classes, train.classes) if names else evaluation.classes[:0]
             known = split.evaluation is None or not len(new)  # in a share of the rows it is no mistake
             alone = "" if known else f" ({shown(names[new[0]])} among the held-out rows alone)"
-            raise DataError(f"{LABEL}: {split.corpus.name} has {classes} classes{alone} and the model "
-                            f"{facts.num_labels}; {numbered}write num_labels={classes}")
+            numbered = f", numbered up to {classes - 1}," * gaps
+            raise DataError(f"{LABEL}: {split.corpus.name} has {count} classes{alone}{numbered} and the model "
+                            f"{facts.num_labels}; {'number them from 0, or ' * gaps}write num_labels={classes}")
     packed = task.packs and recipe.data.packing
     tokens = len(train.streams[TEXT])
     if packed and tokens < recipe.seq_len:
@@ -220,7 +222,12 @@ def _from_fields(
     if not _something_to_learn(task, train, tokenizer):
         why = "each is empty or holds special tokens only; write data=<documents with text>"
         if LEARNED in train.streams:
-            why = "no assistant's turn and no completion holds any; write data=<rows where one does>"
+            roles = ""
+            if MESSAGES in wanted:
+                from tightfit.data.conversations import roles_in  # for a message alone
+
+                roles = f", and the roles are {roles_in(wanted, split.corpus.rows())}"
+            why = f"no assistant's turn and no completion holds any{roles}; write data=<rows where one does>"
         what = "text to classify" if task.predicts == "class" else "token to predict"
         raise DataError(f"data: there is no {what} in the documents of {split.corpus.name}: {why}")
     samples = partial(_text_samples, recipe=recipe, facts=facts, tokenizer=tokenizer, packed=packed)

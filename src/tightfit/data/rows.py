@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ IGNORED = frozenset({
 ALSO_LABELS = ("label", "label_ids")
 """Names under which Hugging Face's collators take the labels too."""
 COUNTED = 10_000
-"""So many rows, evenly spread, are looked at to count those that are cut."""
+"""So many rows, evenly spread, are looked at to count those that are cut, and for the largest value."""
 
 
 class Rows(Protocol):
@@ -80,14 +81,14 @@ class RowExamples:
         """A sentence that says how many rows are cut to `seq_len`; None where none is."""
         if self.task.reads == "images":
             return None
-        looked_at = min(len(self), COUNTED)
-        tokens = np.array([self.tokens(index * len(self) // looked_at) for index in range(looked_at)])
+        tokens = np.array([self.tokens(index) for index in self._looked_at()])
         cut_rows = int((tokens > self.seq_len + (self.task.predicts == "next")).sum())  # the last token is a label
         if not cut_rows:
             return None
         longest = int(min(tokens.max(), self.facts.max_positions or tokens.max()))
         advice = f"; write seq_len={longest} for more of them" if longest > self.seq_len else ""
-        return (f"{self.name}: {cut_rows:,} of {looked_at:,} rows{' looked at' * (looked_at < len(self))} are longer "
+        sampled = " looked at" * (len(self) > COUNTED)
+        return (f"{self.name}: {cut_rows:,} of {len(tokens):,} rows{sampled} are longer "
                 f"than seq_len={self.seq_len} and cut there{advice}")
 
     def __len__(self) -> int:
@@ -192,10 +193,25 @@ class RowExamples:
     def _check(self, values: Array, name: str, index: int, high: int, field: str) -> None:
         wrong = values[(values != IGNORE) & ((values < 0) | (values >= high))]
         if wrong.size:
-            largest = int(wrong.max())
-            more = f"write {field}={largest + 1} or " if wrong.min() >= 0 else ""
+            sampled = " or more," * (len(self) > COUNTED)
+            most = max([int(wrong.max()), *self._values(field)])
+            more = f"write {field}={most + 1}{sampled} or " if wrong.min() >= 0 else ""
             raise self._wrong(index, f"has {int(wrong[0])} among its {name}, which should lie in 0 to {high - 1}; "
                               f"{more}change the data")
+
+    def _values(self, field: str) -> Iterator[int]:
+        """The largest values, in rows that are looked at, of what a field of the recipe bounds."""
+        names = ("input_ids", "labels") if field == "vocab_size" else ("labels",)
+        for index, name in product(self._looked_at(), names):
+            with suppress(DataError):  # of other rows, said when they are read
+                row = self._row(index)
+                if row.get(name) is not None:
+                    yield int(self._integers(row, name, index).max(initial=0))
+
+    def _looked_at(self) -> list[int]:
+        """The numbers of `COUNTED` rows, evenly spread, or of all where they are fewer."""
+        looked_at = min(len(self), COUNTED)
+        return [place * len(self) // looked_at for place in range(looked_at)]
 
     def _integers(self, row: Mapping[str, Any], name: str, index: int) -> Array:
         """A row's values of that name. Raises DataError for fractions, texts and nested rows."""
