@@ -28,6 +28,18 @@ def test_sizes_that_cannot_be_built_do_not_fit():
     assert largest_that_fits([], lambda size: 0.0, 10) is None
 
 
+@pytest.mark.parametrize(("each", "most", "tried"), [(1, 128, [128]), (20, 32, [128, 32, 64])])
+def test_the_largest_first(each, most, tried):
+    calls = []
+
+    def needs(size):
+        calls.append(size)
+        return each * size
+
+    assert largest_that_fits(SIZES, needs, 1000, largest_first=True) == most
+    assert calls == tried
+
+
 @pytest.mark.parametrize("most", [9, 66_000, 130_000])
 @pytest.mark.parametrize("missing", [0, 1, 1 << 40])
 def test_needs_that_say_nothing_of_the_distance_take_few_calls_too(most, missing):

@@ -176,10 +176,18 @@ def running_at(trace: Trace, tick: int) -> str:
     return names.get(span.name, span.name)
 
 
-def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> Estimate:
-    """Memory and time of a resolved recipe, from its trace."""
-    timed = inference_time if recipe.mode == "inference" else training_time
-    time, notes = timed(trace, recipe, device, tools)
+Timed = tuple[Time, Sequence[str]]
+"""Time of a step, or of a batch of prompts, before the allocator takes memory again, and notes on it."""
+
+
+def step_cost(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> Timed:
+    """The time of a resolved recipe, from its trace, whatever the allocator's settings."""
+    return (inference_time if recipe.mode == "inference" else training_time)(trace, recipe, device, tools)
+
+
+def estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools, timed: Timed | None = None) -> Estimate:
+    """Memory and time of a resolved recipe, from its trace. timed: its `step_cost`, where that is known."""
+    time, notes = timed or step_cost(trace, recipe, device, tools)
     memory = predict_memory(trace, recipe, device, tools)
     time, emptied = _emptying(time.longer(memory.taken_again * SEGMENT_SECONDS), memory, recipe)
     return Estimate(memory=memory, time=time, untraced=tuple(trace.untraced),
@@ -208,7 +216,7 @@ def _emptying(time: Time, memory: Memory, recipe: Recipe) -> tuple[Time, list[st
     ]
 
 
-def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> tuple[Time, Sequence[str]]:
+def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> Timed:
     """Time of a step of a resolved recipe, in every unit, and notes on it."""
     timed = tools.step_time(trace, recipe, device)
     tokens = recipe.seq_len if TASKS[recipe.task].reads == "tokens" else 0
@@ -221,7 +229,7 @@ def training_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) ->
     ), timed.notes  # fmt: skip
 
 
-def inference_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> tuple[Time, Sequence[str]]:
+def inference_time(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> Timed:
     """Time of one batch of prompts, tokenizing and copying them not counted, and notes on it. Its tokens are the
     generated ones, one for each sequence however many its beams, or those read where nothing is generated."""
     prefill, decode = (tools.step_time(stage(trace, name), recipe, device) for name in ("prefill", "decode"))

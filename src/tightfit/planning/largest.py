@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 
@@ -10,26 +11,30 @@ def halvings(size: int) -> list[int]:
     return [size >> times for times in range(size.bit_length() - 1, 0, -1)]
 
 
-def largest_that_fits(sizes: Sequence[int], needs: Callable[[int], float], room: float) -> int | None:
+def largest_that_fits(
+    sizes: Sequence[int], needs: Callable[[int], float], room: float, largest_first: bool = False
+) -> int | None:
     """The largest of `sizes` that needs no more than `room`; None where not even the smallest does.
 
     sizes: ascending. needs: bytes at a size; it never falls from one size to a larger one, and each call is dear.
+    largest_first: begin with the largest, which ends it where that fits, and not in the middle.
 
-    Memory is nearly affine in the batch, so the line through the two nearest known sizes says where to look next: two
-    or three calls where bisection makes more. Where two calls in a row leave more than half of what was open, as past a
-    size that lacks another memory too, the next one bisects.
+    Memory is nearly affine in the batch, so the line through the two nearest known sizes, or the origin, says where to
+    look next: two or three calls where bisection makes more. Where three calls in a row leave more than half of what
+    was open, as past a size that lacks another memory too, the next one bisects.
     """
-    known: dict[int, float] = {}
+    points = {0: 0.0}
     low, high = -1, len(sizes)  # positions of the largest that fits and of the smallest that does not
     slow = 0
     while high - low > 1:
-        at, spread = (low + high) // 2, high - low
-        near = sorted(known, key=lambda size: abs(size - sizes[at]))[:2]
-        if len(near) == 2 and known[near[0]] != known[near[1]] and slow < 2:
+        at, spread = high - 1 if largest_first and len(points) == 1 else (low + high) // 2, high - low
+        finite = [size for size, needed in points.items() if needed < math.inf]
+        near = sorted(finite, key=lambda size: (not size, abs(size - sizes[at])))[:2]
+        if len(near) == 2 and points[near[0]] != points[near[1]] and slow < 3:
             x, u = near
-            reached = x + (room - known[x]) * (u - x) / (known[u] - known[x])
+            reached = x + (room - points[x]) * (u - x) / (points[u] - points[x])
             at = max((place for place in range(low + 1, high) if sizes[place] <= reached), default=low + 1)
-        known[sizes[at]] = needs(sizes[at])
-        low, high = (at, high) if known[sizes[at]] <= room else (low, at)
+        points[sizes[at]] = needs(sizes[at])
+        low, high = (at, high) if points[sizes[at]] <= room else (low, at)
         slow = slow + 1 if 2 * (high - low) > spread else 0
     return sizes[low] if low >= 0 else None

@@ -25,7 +25,7 @@ def model_size(recipe):
     return ModelSize(parameters=SIZES[recipe.model], active_parameters=0, flops=0, values=0)
 
 
-def costing(needed, host_missing=lambda recipe: 0, cached=1.0, gradients=0):
+def costing(needed, host_missing=lambda recipe: 0, cached=1.0, gradients=0, parameters=0):
     """An evaluator by whose figures a recipe needs `needed(recipe)` GiB, its margin included, and lacks so many of the
     host's. cached: times as much is reserved where there is room. gradients: GiB of them, beside samples of 1 GiB."""
     asked = []
@@ -40,7 +40,7 @@ def costing(needed, host_missing=lambda recipe: 0, cached=1.0, gradients=0):
                       device_rank=FitRank.NONE if lacks or takes > CARD.memory_bytes else FitRank.SAFE)
         object.__setattr__(cost, "memory", held)
         return [Evaluated(recipe=recipe, estimate=cost, passes=GIB, outside=0, held=0,
-                          gradients=gradients * GIB, parameters=0, events=0)]
+                          gradients=gradients * GIB, parameters=parameters, events=0)]
 
     return evaluate, asked
 
@@ -86,6 +86,13 @@ def test_the_longest_sequence_by_few_traces():
     assert all(each.offloaded.needs_by_block or each.seq_len > 640 for each in asked)
 
 
+def test_a_longest_sequence_that_is_the_models_own_is_asked_about_once_it_is_likely():
+    evaluate, asked = costing(lambda recipe: 4 + recipe.seq_len / 128)
+    _, most = find_largest("seq_len", candidates(GPT2, "seq_len", model_size), CARD, evaluate)
+    assert most.value == 1024
+    assert [each.seq_len for each in asked] == [512, 1024]
+
+
 def test_what_does_not_fit_with_blocks_in_host_memory_may_fit_without():
     evaluate, _ = costing(lambda recipe: (30 if recipe.offloaded.needs_by_block else 4) + recipe.seq_len / 32)
     recipe, most = find_largest("seq_len", candidates(GPT2, "seq_len", model_size), CARD, evaluate)
@@ -112,10 +119,17 @@ def test_optimizer_states_stay_on_the_gpu_where_host_memory_has_no_room():
 
 
 def test_the_largest_model_and_nothing_larger():
-    evaluate, _ = costing(lambda recipe: 3 + SIZES[recipe.model])
+    evaluate, asked = costing(lambda recipe: 3 + SIZES[recipe.model])
     recipe, most = find_largest("model=gpt2*", candidates(GPT2, "model=gpt2*", model_size), CARD, evaluate)
-    assert (recipe.model, most.value) == ("gpt2-xl", "gpt2-xl")
+    assert (recipe.model, most.value, len(asked)) == ("gpt2-xl", "gpt2-xl", 1)
     assert most.text.endswith("in use, and none of them is larger.")
+
+
+def test_weights_that_exceed_the_card_are_not_traced_without_host_memory():
+    evaluate, asked = costing(lambda recipe: 10 * SIZES[recipe.model], parameters=2 * GIB)
+    _, most = find_largest("model=gpt2*", candidates(GPT2, "model=gpt2*", model_size), CARD, evaluate)
+    assert most.value == "gpt2-medium"
+    assert [each.model for each in asked] == ["gpt2-xl", "gpt2-medium", "gpt2-large"]
 
 
 def test_the_whole_global_batch_may_need_less_than_a_part_of_it():

@@ -12,7 +12,7 @@ import numpy as np
 from tightfit.devices import Device
 from tightfit.errors import ModelError, TightfitError
 from tightfit.planning.costs import Estimate, FitRank
-from tightfit.planning.estimate import HELD, Tools, estimate
+from tightfit.planning.estimate import HELD, Tools, estimate, step_cost
 from tightfit.recipe import Recipe
 from tightfit.trace import Category, Trace
 
@@ -136,9 +136,10 @@ class InProcess:
         best: Evaluated | None = None
         try:
             trace = self.trace(recipe, device)
+            timed = step_cost(trace, recipe, device, self.tools)
             for setting in (False, True) if recipe.expandable_segments == "auto" else (recipe.expandable_segments,):
                 resolved = recipe.model_copy(update={"expandable_segments": setting})
-                cost = estimate(trace, resolved, device, self.tools)
+                cost = estimate(trace, resolved, device, self.tools, timed)
                 found = Evaluated.of(trace, resolved, cost, parameters_of(trace, resolved, self.tools))
                 best = found if best is None or found.fit_key < best.fit_key else best
                 if best.estimate.memory.verdict == "yes" and not resolved.offloaded.uses_host:

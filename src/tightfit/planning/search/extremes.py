@@ -9,6 +9,7 @@ from tightfit.backends.measurements import ModelSize
 from tightfit.bundled import BUNDLED
 from tightfit.devices import Device
 from tightfit.errors import RecipeError, Refused, TightfitError, nearest
+from tightfit.garbage import gc_paused
 from tightfit.model_facts import model_facts
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.plan import Largest
@@ -69,6 +70,7 @@ def models_like(pattern: str) -> list[str]:
     return names
 
 
+@gc_paused()
 def find_largest(
     asked: str, recipes: Mapping[int, Recipe], device: Device, evaluator: Evaluator, progress: Progress | None = None
 ) -> tuple[Recipe, Largest]:
@@ -97,7 +99,9 @@ def find_largest(
             outcome = least(recipes[value])
             if (isinstance(outcome, Evaluated) and recipes[value].offload == "auto" and not outcome.fit_rank.is_safe
                     and outcome.recipe.offloaded.needs_by_block):  # of whose micro-batches many wait side by side
-                outcome = _smaller(outcome, least(recipes[value].override(offload="none")))
+                resident = recipes[value].override(offload="none")
+                held = Space(resident, device).least_memory_recipe().bytes_per_parameter * outcome.parameters
+                outcome = _smaller(outcome, least(resident)) if held <= room else outcome
         except Refused as error:
             outcome = error
         if isinstance(outcome, TightfitError):
@@ -107,10 +111,8 @@ def find_largest(
         return _demand(outcome)
 
     sizes, room = list(recipes), device.memory_bytes
-    if field != "micro_batch_size":
-        best = largest_that_fits(sizes, needs, room)
-    else:  # a step's only micro-batch finds no gradients, and may need less than a smaller one
-        best = sizes[-1] if needs(sizes[-1]) <= room else largest_that_fits(sizes[:-1], needs, room)
+    # A step's only micro-batch finds no gradients, and may need less than a smaller one. Long sequences trace slowly.
+    best = largest_that_fits(sizes, needs, room, largest_first=field != "seq_len")
     if not found:
         raise failures[0]
     value = sizes[0] if best is None else best
@@ -151,7 +153,7 @@ def _sentence(
         there = memory.capacity + memory.context  # before it has more in use, the allocator gives cached memory back
         tight = memory.fit_rank.fits and not memory.fit_rank.is_safe
         margin = f", which leaves less than the safety margin of {size(memory.margin)}" if tight else ""
-        return size(min(memory.used, there) if memory.fit_rank.is_safe else memory.needed) + host + margin
+        return size(min(memory.used, there) if memory.fit_rank.fits else memory.needed) + host + margin
 
     above = min((value for value in found if best is None or value > best), default=None)
     if best is None:
