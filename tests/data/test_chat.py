@@ -183,6 +183,33 @@ def test_an_instruction_and_its_input_are_asked_and_its_output_is_learned(tmp_pa
     assert found.turn_end is not None
 
 
+CONTENT = "{{ message['content']"
+THINKS = CHATML.replace(CONTENT, "{{ '<think></think>' if message.role == 'assistant' and loop.last }}" + CONTENT)
+OPEN = CHATML.replace("<|im_end|>", "")
+
+
+@pytest.mark.parametrize(("template", "learned", "end"), [
+    (CHATML.replace("<|im_end|>", "{{ '<|endoftext|>' if loop.last and not loop.index % 2 else '<|im_end|>' }}"),
+     ["tea<|im_end|>", "so<|endoftext|>"], END),
+    (THINKS, ["tea<|im_end|>", "<think></think>so<|im_end|>"], "<|im_end|>"),
+    (THINKS.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"), ["tea<|im_end|>", "</think>so<|im_end|>"],
+     "<|im_end|>"),
+    (OPEN.replace("\n{% endfor", "{% endfor"), ["tea<|im_start|>", "so<|im_start|>"], "<|im_start|>"),
+    (OPEN.replace("<|im_start|>", "Role "), ["tea\n", "so\n"], None),
+], ids=["ends the last otherwise", "thinks in the last", "prompts to think", "ends by the next", "ends by nothing"])
+def test_a_turn_is_learned_from_its_prompt_to_its_end(tmp_path, tokenizer, template, learned, end):
+    chat = say("who", "tea", "why", "so")
+    found, _ = prepared(tmp_path, tokenizer, [chat], template, packing=False)
+    backend = AutoTokenizer.from_pretrained(tokenizer)
+    assert learned_texts(found, tokenizer) == learned
+    assert found.turn_end == (None if end is None else backend.convert_tokens_to_ids(end))
+    assert any("data.chat_template=<one with {{ eos_token }}" in note for note in found.notes) == (end is None)
+    called = [chat["messages"][0], CALL, {"role": "tool", "content": "served"}, chat["messages"][3]]
+    calling = template.replace(CONTENT, "{% for call in message.tool_calls or [] %}served{% endfor %}" + CONTENT)
+    found, _ = prepared(tmp_path, tokenizer, [{"messages": called}], calling, packing=False)
+    assert learned_texts(found, tokenizer) == [learned[0].replace("tea", "served"), learned[1]]  # as beside no call
+
+
 SPACED = ("{% for m in messages %}{% if m['role'] == 'user' %}{{ '\\n' + m['content'] }}:{% else %}{{ m['content'] }}"
           "{% endif %}{% endfor %}")
 SPACED_MARKED = SPACED.replace("else %}", "else %}{% generation %}  ").replace(
@@ -238,7 +265,8 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
     (row_of("hello"), CHATML, "row 2 holds text that is no JSON list"),
     (row_of(None), CHATML, "row 2 holds None, and no list of messages"),
     (CHATS, "{{ raise_exception('only one turn') }}", "the chat template refuses .*only one turn"),
-    (CHATS, CHATML.replace("| trim", "| upper"), "changes what the assistant says in .*row 1, .*generation"),
+    (CHATS, "{{ messages | map(attribute='content') | join | length }}" + CHATML,
+     "an assistant's turn of .*row 1 cannot be found.*generation"),
     ([say("only a question")], CHATML, "no assistant's turn"),
     (row_of([{"role": "bot", "content": "so"}])[1:], CHATML, "no assistant's turn .*, and the roles are 'bot'; write"),
     ([ASKED, {**ASKED, "input": 5}], CHATML, r"the content of message 1 of .*row 2 is \['why', 5\], not text"),
@@ -271,8 +299,10 @@ def test_what_an_assistant_says_beside_its_content_is_learned_or_refused(tmp_pat
     twice = [{"messages": rows[0]["messages"][:2] * 2}]
     found, _ = prepared(tmp_path, tokenizer, twice, in_the_last, packing=False)
     assert learned_texts(found, tokenizer) == ["tea<|im_end|>", "the foxtea<|im_end|>"]
-    with pytest.raises(DataError, match=r"more of an assistant's message in .*row 1 than its content.*generation"):
-        prepared(tmp_path, tokenizer, twice, "{{ messages | length }}" + thinking[0])
+    found, _ = prepared(tmp_path, tokenizer, twice, "{{ messages | length }}" + in_the_last, packing=False)
+    assert learned_texts(found, tokenizer) == ["tea<|im_end|>", "the foxtea<|im_end|>"]
+    found, _ = prepared(tmp_path, tokenizer, rows, CHATML.replace("| trim", "| upper"), packing=False)
+    assert learned_texts(found, tokenizer) == ["TEA<|im_end|>", "SO<|im_end|>"]
 
 
 CALLING = """{% if tools %}<|im_start|>system
@@ -314,6 +344,11 @@ def test_what_a_template_leaves_out_of_calls_is_refused(tmp_path, tokenizer):
     for template in (CHATML, MARKED):
         with pytest.raises(DataError, match=r"does not write the tool_calls in .*row 1"):
             prepared(tmp_path, tokenizer, [{"messages": CALLED}], template)
+    apart = CALLING.replace(CONTENT + " }}", CONTENT + " if not message.tool_calls or loop.last }}"
+                            "{{ loop.previtem.content if message.role == 'tool' }}")
+    turns = [CALLED[0], {**CALL, "content": "so"}, *CALLED[2:]]
+    with pytest.raises(DataError, match=r"an assistant's turn of .*row 1 cannot be found"):
+        prepared(tmp_path, tokenizer, [{"messages": turns}], apart)  # whose content stands behind the call's result
     plain = [{**message, "tool_calls": []} for message in CHATS[0]["messages"]]
     found, _ = prepared(tmp_path, tokenizer, [{"messages": plain}], CALLING)
     assert learned_texts(found, tokenizer) == [" a fox <|im_end|>"]

@@ -1,15 +1,16 @@
 """Conversations, and prompts with their completions: which of a document's tokens are learned.
 
 A conversation is rendered by the tokenizer's chat template. Where that marks what the assistant says (its `generation`
-blocks) the marks are taken; else a second rendering, with a placeholder for each of the assistant's turns, shows where
-they lie: so the template's own text between turns is not learned, but for what ends a turn of the assistant's. A turn
-that holds more than its content, such as calls of functions, is what the rendering up to it adds to the one before.
+blocks) the marks are taken; else each of the assistant's turns is learned from behind the generation prompt to its end,
+as renderings of the conversation up to the turn, and with it, show; where they are no part of the whole, another with a
+placeholder for the turn. One without an end of its own ends with the special token that begins the next message.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -31,8 +32,8 @@ MARKS = re.compile(r"\{%-?\s*generation\b")
 """A template's own marks around what the assistant says."""
 READS_NONE = re.compile(r"content\S* is (?:not )?none")
 """A template's own treatment of messages without content; others would write the word None."""
-HOLDERS = re.compile("\ue000\\d+\ue001")
-"""Placeholders of turns, in characters that no text has a meaning for."""
+HOLDER = "\ue000"
+"""Placeholder of what is said, a character that no text has a meaning for."""
 
 Span = tuple[int, int]
 
@@ -48,7 +49,8 @@ def with_template(tokenizer: Tokenizer, data: Data, name: str) -> Tokenizer:
     if not tokenizer.backend.chat_template:
         raise DataError(f"data.messages: the tokenizer (tokenizer={name}) has no chat template to write messages with; "
                         "write data.chat_template=<a file with a Jinja template>, or tokenizer=<a chat model's>")
-    return replace(tokenizer, fingerprint=digest([tokenizer.fingerprint, str(tokenizer.backend.chat_template)]))
+    template = str(tokenizer.backend.chat_template)
+    return replace(tokenizer, fingerprint=digest(["chat 2", tokenizer.fingerprint, template]))
 
 
 def encode(wanted: Wanted, rows: Sequence[Row], tokenizer: Tokenizer, origins: Sequence[str]) -> dict[str, list[Array]]:
@@ -105,77 +107,97 @@ class _Template:
         self._source = backend.get_chat_template()
         self._special_tokens = backend.special_tokens_map
         self._marked = MARKS.search(self._source) is not None
+        special = sorted((t.content for t in backend.added_tokens_decoder.values() if t.special), key=len, reverse=True)
+        self._special = re.compile(rf"\s*(?:{'|'.join(map(re.escape, special)) or '(?!)'})")
 
     def learned(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """A conversation's text, and the spans of the assistant's turns in it, not looked for behind a prompt.
         Raises DataError where they cannot be found, or the template leaves out tools or tool calls."""
         text, spans = self._written(conversation)
         messages, origin = conversation.messages, conversation.origin
-        if conversation.tools and self._leaves_alike(replace(conversation, tools=None), text):
+        if conversation.tools and self._accepted(replace(conversation, tools=None)) == text:
             raise DataError(f"data: {origin} has {TOOLS}, which the chat template does not write; write "
                             "data.chat_template=<one that does>, or leave the field out of the data")
-        calls = any("tool_calls" in message for message in messages)
-        bare = [{"role": ASSISTANT, "content": m["content"] or ""} if m["role"] == ASSISTANT else m for m in messages]
-        alike = bare == messages
-        if not alike and (calls or not self._marked):
-            alike = self._leaves_alike(replace(conversation, messages=bare), text)
-        if alike and calls:
+        bare = [{n: v or "" for n, v in m.items() if n != "tool_calls"} if "tool_calls" in m else m for m in messages]
+        if bare != messages and self._accepted(replace(conversation, messages=bare)) == text:
             raise DataError(f"data.messages: the chat template does not write the tool_calls in {origin}; write "
                             "data.chat_template=<one that does>, or the calls as content")
         if self._marked or conversation.asked:
             return text, spans
-        if not alike:
-            return text, self._added(conversation, text)
-        held, last = _held(bare)
-        between = HOLDERS.split(self._written(replace(conversation, messages=held))[0])
-        ending = between[-1].rstrip() if last in (0, len(held)) else self.ending(conversation)
-        return text, _turns(text, between, [m["content"] for m in bare if m["role"] == ASSISTANT], ending, origin)
+        own = self._own_end(conversation)
+        for place, message in enumerate(messages):
+            if message["role"] == ASSISTANT:
+                spans.append(self._span(conversation, place, text, own, spans[-1][1] if spans else 0))
+        if messages[-1]["role"] == ASSISTANT and not own:
+            text += self._begin_of_next(conversation, "tool" if "tool_calls" in messages[-1] else "user")
+            spans[-1] = (spans[-1][0], len(text))
+        return text, spans
 
     def asked(self, conversation: Conversation) -> str:
         """The text of a conversation's prompt, up to where its completion begins."""
         asked = conversation.messages[: conversation.asked]
         return self._written(replace(conversation, messages=asked), prompt=True)[0]
 
-    def _leaves_alike(self, conversation: Conversation, text: str) -> bool:
-        """Whether another conversation is written as the same text; not where the template refuses it."""
-        try:
-            return self._written(conversation)[0] == text
-        except DataError:
-            return False
-
     def ending(self, conversation: Conversation) -> str:
-        """The end-of-turn text behind the assistant's last turn with content; empty where none is found."""
-        says = [m for m in conversation.messages if m["role"] != "tool" and "tool_calls" not in m]
-        held, last = _held(says)
-        try:
-            between = HOLDERS.split(self._written(replace(conversation, messages=held[:last]))[0]) if last else []
-        except DataError:  # which wants what was left out
-            return ""
-        turns = sum(message["role"] == ASSISTANT for message in held)
-        return between[-1].rstrip() if len(between) == turns + 1 else ""
+        """What ends a turn of the assistant's; empty where nothing does, or it has none."""
+        return self._own_end(conversation) or self._begin_of_next(conversation, "user")
 
-    def _added(self, conversation: Conversation, text: str) -> list[Span]:
-        """Spans of what each of the assistant's turns adds to the conversation up to it."""
-        spans: list[Span] = []
-        messages, ending = conversation.messages, self.ending(conversation)
-        for place, message in enumerate(messages):
-            if message["role"] != ASSISTANT:
-                continue
-            before = self._written(replace(conversation, messages=messages[:place]), prompt=True)[0]
-            until = self._written(replace(conversation, messages=messages[: place + 1]))[0].rstrip()
-            start, stop = len(before), len(until)
-            if not text.startswith(until):  # of the last turn some templates write more than of the same elsewhere
-                stop = text.find(ending, start) + len(ending) if ending else -1
-                following = (messages[place + 1]["content"] or "") if place + 1 < len(messages) else ""
-                if stop < start + len(ending) or following.strip() not in text[stop:]:
-                    stop = -1
-            if not text.startswith(before) or stop <= start:
-                raise DataError(f"data.messages: the chat template writes more of an assistant's message in "
-                                f"{conversation.origin} than its content, such as calls of tools or reasoning, and "
-                                "not the same in every turn, so that its span cannot be found; write "
-                                "data.chat_template=<one with {% generation %} around it>, or all of it as content")
-            spans.append((start, stop))
-        return spans
+    def _own_end(self, conversation: Conversation) -> str:
+        """What the template writes behind the assistant's last turn where nothing follows it."""
+        return (self._accepted(_up_to_last(conversation)) or "").partition(HOLDER)[2].rstrip()
+
+    def _begin_of_next(self, conversation: Conversation, role: str) -> str:
+        """The special token with which the template begins a message behind the assistant's: what ends a turn that has
+        no end of its own. Empty where there is none."""
+        held = _up_to_last(conversation)
+        text = self._accepted(held)
+        more = self._accepted(replace(held, messages=[*held.messages, {"role": role, "content": HOLDER}]))
+        found = self._special.match(more, len(text)) if text and more and more.startswith(text) else None
+        return found[0] if found else ""
+
+    def _span(self, conversation: Conversation, place: int, text: str, own: str, floor: int) -> Span:
+        """Where one of the assistant's turns lies in a conversation's text: from behind the generation prompt to its
+        end. own: the template's own end of turns. floor: where the turn before it ends."""
+        messages = conversation.messages
+        before = self._accepted(replace(conversation, messages=messages[:place]), prompt=True)
+        until = self._accepted(replace(conversation, messages=messages[: place + 1]))
+        start = len(before) if before is not None and text.startswith(before) else None
+        stop = len(until) if until is not None and text.startswith(until) else None
+        if stop is not None:
+            stop = len(text[:stop].rstrip()) if own else self._end(text, stop, own)
+        if start is None or stop is None:  # what follows changes how it is written: a placeholder shows where it lies
+            def held(at: int, message: Message) -> str | None:
+                return self._accepted(replace(conversation, messages=[*messages[:at], message, *messages[at + 1 :]]))
+
+            said = {"role": ASSISTANT, "content": HOLDER}
+            tries = (held(place, message) for message in (said, {**messages[place], **said}))  # some want the calls
+            other = next((each for each in tries if each and HOLDER in each), "")
+            if start is None:
+                asked = self._accepted(replace(conversation, messages=messages[:place])) or ""
+                start = _behind(asked, before or asked, text, other, floor) if other else -1
+            if stop is None:
+                stop = self._end(text, max(len(text) - _alike(text[::-1], other[::-1]), start), own)
+                after = held(place + 1, {**messages[place + 1], "content": HOLDER})
+                stop = stop if other and after is not None and stop <= _alike(text, after) else -1
+        if not floor <= start <= stop:
+            raise DataError(f"data.messages: where the chat template writes an assistant's turn of "
+                            f"{conversation.origin} cannot be found, for what else it writes depends on that turn; "
+                            "write data.chat_template=<one with {% generation %} around it>")
+        return start, stop
+
+    def _end(self, text: str, place: int, own: str) -> int:
+        """Where a turn ends whose content does at `place`: behind its own end, or else a special token right there."""
+        if own and text.startswith(own, place):
+            return place + len(own)
+        found = self._special.match(text, place)
+        return found.end() if found else place
+
+    def _accepted(self, conversation: Conversation, *, prompt: bool = False) -> str | None:
+        """The text of a conversation; None where the template refuses it."""
+        try:
+            return self._written(conversation, prompt=prompt)[0]
+        except DataError:
+            return None
 
     def _written(self, conversation: Conversation, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """The text of a conversation, and where the template's marks lie. prompt: with what begins the assistant's
@@ -198,11 +220,28 @@ class _Template:
         return text, spans[0] if self._marked else []
 
 
-def _held(messages: list[Message]) -> tuple[list[Message], int]:
-    """A conversation with a placeholder for each of the assistant's turns, and how many messages end with the last."""
-    turns = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
-    held = [{**m, "content": f"\ue000{i}\ue001"} if i in turns else m for i, m in enumerate(messages)]
-    return held, turns[-1] + 1 if turns else 0
+def _up_to_last(conversation: Conversation) -> Conversation:
+    """A conversation up to the assistant's last turn, a placeholder for what it says; all of it where it has none."""
+    turns = [place for place, message in enumerate(conversation.messages) if message["role"] == ASSISTANT]
+    held = [{"role": ASSISTANT, "content": HOLDER}] if turns else []
+    return replace(conversation, messages=[*conversation.messages[: turns[-1] if turns else None], *held])
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda i: one[: i + 1] != other[: i + 1])
+
+
+def _behind(asked: str, before: str, text: str, other: str, floor: int) -> int:
+    """Where an assistant's turn begins in a text: behind as much of the generation prompt as it has; -1 where that is
+    not found. asked, before: the text up to the turn, without the prompt and with it. other: the text with a
+    placeholder for the turn."""
+    if asked and text.startswith(asked):
+        return min(_alike(before, text), _alike(before, other))
+    prompt, same, held = before[_alike(asked, before) :], _alike(text, other), other.find(HOLDER)
+    found = other.rfind(prompt, floor, held)
+    start = held if found < 0 else found + len(prompt)
+    return -1 if other[same:start].strip() else min(same, start)
 
 
 def question(tokenizer: Tokenizer, says: str) -> list[int]:
@@ -216,38 +255,10 @@ def turn_end(tokenizer: Tokenizer, wanted: Wanted, rows: Iterable[Row]) -> int |
     """The token with which the chat template ends the assistant's turn in the first of the conversations that has one;
     None where it does so by none that is never cut."""
     template, whole = _Template(tokenizer.backend), tokenizer.backend.added_tokens_decoder
-    for row in rows:
-        if ending := template.ending(read_conversation(wanted, row, "a row")):
-            ids = tokenizer.backend(ending, add_special_tokens=False)["input_ids"]
-            return int(ids[0]) if len(ids) == 1 or ids[0] in whole else None
-    return None
-
-
-def _common(after: str, ending: str) -> str:
-    """The prefix of the last turn's end-of-turn text that another turn has too: all of it, or whole special tokens."""
-    differ = next((place for place, pair in enumerate(zip(after, ending, strict=False)) if pair[0] != pair[1]), None)
-    shared = ending[: min(len(after), len(ending)) if differ is None else differ]
-    return shared if shared == ending else shared[: max(shared.rfind(">"), shared.rfind("]")) + 1]
-
-
-def _turns(text: str, between: list[str], said: list[str], ending: str, origin: str) -> list[Span]:
-    """Spans of the assistant's turns in a rendered conversation. between: the template's text around them. said: the
-    turns. ending: what the template ends a turn with."""
-    spans: list[Span] = []
-    place = len(between[0])
-    if len(between) == len(said) + 1 and text.startswith(between[0]):
-        for turn, after in zip(said, between[1:], strict=True):
-            shown = next((s for s in (turn, turn.strip(), turn.rstrip(), turn.lstrip())
-                          if text.startswith(s + after, place)), None)
-            if shown is None:
-                break
-            stop = place + len(shown)
-            spans.append((place, stop + len(_common(after, ending))))
-            place = stop + len(after)
-    if len(spans) < len(said) or place != len(text):
-        raise DataError(f"data.messages: the chat template changes what the assistant says in {origin}, so that it "
-                        "cannot be told from the rest; write data.chat_template=<one with {% generation %} around it>")
-    return spans
+    conversations = (read_conversation(wanted, row, "a row") for row in rows)
+    first = next((each for each in conversations if any(m["role"] == ASSISTANT for m in each.messages)), None)
+    ids = tokenizer.backend(template.ending(first), add_special_tokens=False)["input_ids"] if first else []
+    return int(ids[0]) if len(ids) == 1 or (ids and ids[0] in whole) else None
 
 
 def _inside(offsets: Iterable[Span], spans: Sequence[Span]) -> list[int]:

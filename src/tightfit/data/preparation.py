@@ -233,6 +233,7 @@ def _from_fields(
     samples = partial(_text_samples, recipe=recipe, facts=facts, tokenizer=tokenizer, packed=packed)
     held = evaluation if len(evaluation.streams[TEXT]) else None
     spare = 2 * tokenizer.vocab_size < facts.vocab_size
+    ends = turn_end(tokenizer, wanted, split.corpus.rows()) if MESSAGES in wanted else None
     return Prepared(
         train=samples(train),
         evaluation=None if held is None else samples(held),
@@ -240,9 +241,12 @@ def _from_fields(
         unigram_loss=None if held is None else unigram_loss(task, train, held),
         classes=dict(enumerate(names)) or None,
         unlearned=unlearned(train.streams.get(LEARNED), None if packed else recipe.seq_len),
-        turn_end=turn_end(tokenizer, wanted, split.corpus.rows()) if MESSAGES in wanted else None,
+        turn_end=ends,
         notes=(f"vocab_size: the tokenizer has {tokenizer.vocab_size:,} tokens, and the model rows for "
-               f"{facts.vocab_size:,}; write vocab_size={tokenizer.vocab_size} for a smaller model",) * spare,
+               f"{facts.vocab_size:,}; write vocab_size={tokenizer.vocab_size} for a smaller model",) * spare
+        + ("data.messages: the chat template ends the assistant's turns with no token, so that a model does not learn "
+           "where to stop; write data.chat_template=<one with {{ eos_token }} behind them>",)
+        * (MESSAGES in wanted and ends is None),
     )
 
 
