@@ -204,6 +204,9 @@ def test_seq2seq(tmp_path: Path) -> None:
         assert source.upper().startswith(target)
     assert short
     assert prepared.unigram_loss is not None
+    cut = np.flatnonzero((batch.labels != IGNORE).all(axis=1))
+    assert len(cut)
+    assert set(batch.labels[cut, -1].tolist()) == {prepared.tokenizer.end_id}  # as the source keeps its own
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))

@@ -162,7 +162,8 @@ class Documents:
             return Example({"input_ids": shown}, labels)
         if self.part.classes is not None:
             return Example({"input_ids": ids}, self.part.classes[index])
-        decoder = shifted_right(streams[TARGET].document(index), length, self.facts)
+        target = truncated(streams[TARGET].document(index), length, self.special_ids)
+        decoder = shifted_right(target, length, self.facts)
         return Example({"input_ids": ids, **decoder.inputs}, decoder.labels)
 
 
