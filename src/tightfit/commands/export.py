@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -62,4 +63,5 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
                     shutil.copy(file, writing / file.name)
     except (OSError, SafetensorError) as error:
         raise RecipeError(f"--output: {target} cannot be written: {one_line(error)}; write another folder") from None
-    console.print(f"merged model: {target}", markup=False)
+    held = json.loads((target / "config.json").read_text("utf-8")).get("dtype")  # the run's, whatever the base's was
+    console.print(f"merged model: {target}{f', in {held}' if held else ''}", markup=False)
