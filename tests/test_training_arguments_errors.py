@@ -15,7 +15,7 @@ def test_all_that_is_refused_is_said_at_once():
     with pytest.raises(RecipeError) as caught:
         Recipe.from_training_arguments(
             {"deepspeed": "/path/to/ds_config.json", "optim": "adamw_hf", "use_liger_kernel": True, "learning_rte": 1,
-             "lr_scheduler_type": "cosine_with_restarts"}
+             "lr_scheduler_type": "reduce_lr_on_plateau"}
         )
     for name in ("deepspeed: '/path/to/ds_config.json'", "optim: 'adamw_hf'", "use_liger_kernel: True", "learning_rte",
                  "lr_scheduler_type"):
@@ -35,7 +35,7 @@ def test_all_that_is_refused_is_said_at_once():
     ({"learning_rate": "fast"}, ["learning_rate", "'fast'", "a valid number"]),
     ({"learning_rate": -1.0}, ["learning_rate", "-1.0", "greater than 0"]),
     ({"per_device_train_batch_size": 0}, ["per_device_train_batch_size", "0", "greater than 0"]),
-    ({"lr_scheduler_type": "cosine_with_restarts"}, ["lr_scheduler_type", "choose from", "cosine"]),
+    ({"lr_scheduler_type": "reduce_lr_on_plateau"}, ["lr_scheduler_type", "choose from", "cosine"]),
     ({"optim": "galore_adamw"}, ["optim", "'galore_adamw'"]),
     ({"optim": "adamw_torch_8bit", "adam_epsilon": 1e-6}, ["adam_epsilon", "1e-08"]),
     ({"optim": "adamw_torch_8bit", "optim_args": "block_size=128"}, ["optim_args", "block_size=128"]),

@@ -102,6 +102,7 @@ OTHER = {
 
 NEEDS = {
     "optim_args": {"optim": "sgd"},
+    "lr_scheduler_kwargs": {"lr_scheduler_type": "cosine"},
     "gradient_checkpointing_kwargs": {"gradient_checkpointing": True},
     "bf16_full_eval": {"bf16": True},
     "fp16_full_eval": {"fp16": True},
@@ -149,6 +150,8 @@ VARIANTS = [
     {"max_steps": 7, "warmup_steps": 3, "lr_scheduler_type": "inverse_sqrt", "max_grad_norm": 0, "seed": 3,
      "logging_steps": 5, "eval_steps": None, "save_steps": 4, "save_total_limit": 1, "report_to": ["wandb"],
      "output_dir": "x", "learning_rate": 0.1, "empty_cache_steps": 9},
+    {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-5}},
+    {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 9, "decay_type": "linear"}},
     {"pad_vocab_to": 64, "pad_sequence_to": 8},
     {"hugging_face": {"log_level": "error", "num_train_epochs": 5}},
     {"load_best_model_at_end": True, "save_steps": 200}, {"load_best_model_at_end": True, "save_steps": None},

@@ -17,6 +17,7 @@ from tightfit.recipe.sections import (
     Inference,
     NameOrPath,
     Schedule,
+    ScheduleArguments,
     Size,
     StepsOrShare,
 )
@@ -83,9 +84,8 @@ class Recipe(TechniqueFacts, BaseModel):
     that the model is for, if it says so."""
     mode: Literal["train", "inference"] = "train"
     """Purpose of a plan: training, or generating from `batch_size` prompts of `seq_len` tokens. Only `train` trains."""
-    inference: Annotated[
-        Inference, BeforeValidator(lambda v: v if isinstance(v, BaseModel | dict) else {"new_tokens": v})
-    ] = Inference()
+    inference: Annotated[Inference, BeforeValidator(
+        lambda v: v if isinstance(v, BaseModel | dict) else {"new_tokens": v})] = Inference()
     """With `mode: inference`, what is generated."""
     data: Annotated[Data, BeforeValidator(lambda v: {"source": v} if isinstance(v, str) else v)] = Data()
     """Source of the examples."""
@@ -122,8 +122,7 @@ class Recipe(TechniqueFacts, BaseModel):
     attention: Annotated[Attention | Auto, *slot_field("attention")] = "auto"
     """The attention kernel."""
     accumulation: Annotated[Accumulation | Auto, *slot_field("accumulation")] = "auto"
-    """Order of a global batch's passes: micro-batch by micro-batch (loop; scan under jax), or block by block
-    (by-block)."""
+    """Order of a global batch's passes: by micro-batch (loop; scan under jax), or block by block (by-block)."""
     compile: Annotated[Compile | Auto, *slot_field("compile")] = "auto"
     """torch.compile."""
     loading: Annotated[Loading, *slot_field("loading")] = Loading()
@@ -144,14 +143,15 @@ class Recipe(TechniqueFacts, BaseModel):
     """Let PyTorch's CUDA allocator grow its segments page by page, which leaves less memory cached in pieces; a plan
     tries both where this says auto, and without a plan auto is false (no effect on the CPU, nor with backend: jax)."""
     deterministic: bool = False
-    """Run only ops whose results are the same from run to run, on a GPU as well: slower, and refused for ops without
-    such a form."""
+    """Run only ops whose results are the same each time, on a GPU as well: slower, and refused for ops without one."""
     empty_cache_steps: Positive | None = None
     """Give cached memory back to the device every so many steps: less fragmentation, about 10 % slower."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False), NUMBER] = 3e-4
     """Peak learning rate; 2e-5 by default where all weights of a saved model are trained further."""
     lr_scheduler_type: Schedule = "cosine"
     """Schedule by which the learning rate falls after warm-up."""
+    lr_scheduler_kwargs: ScheduleArguments = {}
+    """Its arguments, as transformers calls them: `{min_lr_rate: 0.1}`, `{num_cycles: 2}`, `{num_decay_steps: 100}`."""
     warmup_steps: StepsOrShare = 0
     """Steps over which the learning rate rises from 0; below 1, a share of all steps."""
     max_steps: Positive = 300

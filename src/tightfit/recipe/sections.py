@@ -3,12 +3,14 @@ numbers and names."""
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
+from tightfit.errors import RecipeError, nearest
 from tightfit.metrics import MetricName
 from tightfit.techniques.technique import NUMBER, Positive, at_most
 
@@ -43,6 +45,37 @@ def _file_name(value: str) -> str:
     return value
 
 
+def _of_schedule(given: dict[str, int | float | str], info: ValidationInfo) -> dict[str, int | float | str]:
+    """Raises RecipeError for arguments that the recipe's schedule does not take, and where it lacks one."""
+    kind = info.data.get("lr_scheduler_type", "")  # none where that is wrong itself
+    takes = SCHEDULE_ARGUMENTS.get(kind, ())
+    for name, value in given.items() if kind else ():
+        at = f"lr_scheduler_kwargs.{name}"
+        if name not in takes:
+            raise RecipeError(f"{at}: {kind} has no such argument; {nearest(name, takes) if takes else 'leave it out'}")
+        if name.endswith("_type") and value not in CURVES:
+            raise RecipeError(f"{at}: {value!r} is not known; {nearest(str(value), CURVES)}")
+        if not name.endswith("_type") and (isinstance(value, str) or not 0 <= value < math.inf):
+            raise RecipeError(f"{at}: {value!r} should be a number from 0 on")
+    if kind == "cosine_with_min_lr" and len({"min_lr", "min_lr_rate"} & given.keys()) != 1:
+        raise RecipeError(f"lr_scheduler_kwargs: {kind} takes one of min_lr and min_lr_rate, and {given} holds "
+                          f"{'both' if given.keys() >= {'min_lr', 'min_lr_rate'} else 'none'}; write "
+                          "lr_scheduler_kwargs='{min_lr_rate: 0.1}'")
+    if kind == "warmup_stable_decay" and "num_decay_steps" not in given:
+        raise RecipeError(f"lr_scheduler_kwargs: {kind} takes num_decay_steps, and {given} holds none; write "
+                          "lr_scheduler_kwargs='{num_decay_steps: 100}'")
+    return given
+
+
+CURVES = ("linear", "cosine", "1-sqrt")
+"""Curves of a rate's rise and fall, where a schedule lets one choose."""
+SCHEDULE_ARGUMENTS = {
+    "cosine": ("num_cycles",), "cosine_with_restarts": ("num_cycles",), "polynomial": ("lr_end", "power"),
+    "cosine_with_min_lr": ("min_lr", "min_lr_rate", "num_cycles"),
+    "warmup_stable_decay": ("num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio",
+                            "num_cycles"),
+}  # fmt: skip
+"""The arguments that schedules take, by their names in transformers."""
 MOST_NAME, MOST_PATH = 255, 4000
 """Bytes that file systems take in a name, and systems in a path."""
 NameOrPath = Annotated[str, AfterValidator(_file_name)]
@@ -50,7 +83,9 @@ Coefficient = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
 StepsOrShare = Annotated[int | float, _steps_or_share(0)]
 Every = Annotated[int | float, _steps_or_share(1)]
-Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
+Schedule = Literal["linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "constant", "constant_with_warmup",
+                   "inverse_sqrt", "polynomial", "warmup_stable_decay"]
+ScheduleArguments = Annotated[dict[str, int | float | str], AfterValidator(_of_schedule), Field(validate_default=True)]
 BestMetric = Annotated[MetricName, BeforeValidator(_without_prefix)]
 
 

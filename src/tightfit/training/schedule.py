@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tightfit.recipe import Recipe
-
-POLYNOMIAL_END = 1e-7
-"""The learning rate that the polynomial schedule ends at, as in transformers."""
 
 
 def length_field(recipe: Recipe) -> str:
@@ -18,7 +16,8 @@ def length_field(recipe: Recipe) -> str:
 def respaced(recipe: Recipe, step: int) -> str:
     """The end of a sentence on a run that goes on at `step` to another number of steps than it was begun with; empty
     where its learning rates do not depend on that."""
-    if recipe.lr_scheduler_type in ("constant", "constant_with_warmup", "inverse_sqrt"):
+    endless = recipe.lr_scheduler_type in ("constant", "constant_with_warmup", "inverse_sqrt")
+    if endless or "num_stable_steps" in recipe.lr_scheduler_kwargs:
         return ""
     return (f"; its {recipe.lr_scheduler_type} schedule now spans all of these, and goes on at a learning rate of "
             f"{learning_rate(recipe, step):.2g}")
@@ -27,19 +26,46 @@ def respaced(recipe: Recipe, step: int) -> str:
 def learning_rate(recipe: Recipe, step: int) -> float:
     """The learning rate of the update numbered `step`, from 0."""
     peak, warmup, total, kind = recipe.learning_rate, recipe.warmup, recipe.max_steps, recipe.lr_scheduler_type
+    given: dict[str, Any] = recipe.lr_scheduler_kwargs
     if kind == "constant":
         return peak
+    least: float = given.get("min_lr_ratio", 0.0)
     if step < warmup:
-        return peak * step / warmup
-    decay = max(1, total - warmup)
+        curve, done = given.get("warmup_type", "linear"), step / warmup
+        return peak * _between(least, done if curve == "linear" else _fallen(curve, 1.0 - done))
+    decay, cycles = max(1, total - warmup), given.get("num_cycles", 0.5)
+    progress = (step - warmup) / decay
     if kind == "linear":
         return peak * max(0.0, (total - step) / decay)
-    if kind == "cosine":
-        return peak * max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / decay))))
+    if kind in ("cosine", "cosine_with_min_lr"):
+        least = given.get("min_lr_rate", given.get("min_lr", 0.0) / peak)
+        return peak * max(0.0, _between(least, _fallen("cosine", progress, cycles)))
+    if kind == "cosine_with_restarts":
+        return peak * _fallen("cosine", given.get("num_cycles", 1) * progress % 1.0) if progress < 1 else 0.0
     if kind == "inverse_sqrt":
         timescale = warmup or 10_000
         return peak * (1.0 / math.sqrt((step + timescale - warmup) / timescale))
     if kind == "polynomial":
-        left = 0.0 if step > total else 1 - (step - warmup) / decay
-        return (peak - POLYNOMIAL_END) * left + POLYNOMIAL_END
-    return peak  # constant_with_warmup
+        end: float = given.get("lr_end", 1e-7)
+        left: float = (0.0 if step > total else 1 - progress) ** given.get("power", 1.0)
+        return (peak - end) * left + end
+    if kind == "warmup_stable_decay":
+        fall: float = given["num_decay_steps"]
+        stable_until: float = warmup + given.get("num_stable_steps", total - warmup - fall)
+        if step >= stable_until + fall:
+            return peak * least
+        if step >= stable_until:
+            curve = given.get("decay_type", "cosine")
+            return peak * max(0.0, _between(least, _fallen(curve, (step - stable_until) / max(1, fall), cycles)))
+    return peak  # constant_with_warmup, and before a fall
+
+
+def _between(least: float, share: float) -> float:
+    return share * (1.0 - least) + least
+
+
+def _fallen(curve: str, progress: float, cycles: float = 0.5) -> float:
+    """What is left, from 1 to 0, of a rate that falls by a curve of `CURVES`; one that rises is the same backwards."""
+    if curve == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
+    return 1.0 - (math.sqrt(progress) if curve == "1-sqrt" else progress)

@@ -98,6 +98,7 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
 
 def _left_to_you(recipe: Recipe, build: Build, dtype: str, accumulation: int) -> tuple[str, ...]:
     kind = build.torch_device.type
+    arguments = f" with {recipe.lr_scheduler_kwargs}" if recipe.lr_scheduler_kwargs else ""
     sentences = {
         f"autocast: with torch.autocast({kind!r}, dtype=torch.{dtype}) around the forward pass": dtype != "float32",
         f"loss scaling: torch.amp.GradScaler({kind!r})": build.loss_scaling,
@@ -106,7 +107,7 @@ def _left_to_you(recipe: Recipe, build: Build, dtype: str, accumulation: int) ->
         f"accumulation: {accumulation} micro-batches of {recipe.micro_batch_size} a step, each one's summed loss "
         "divided by the number of labels in all of them": accumulation > 1,
         f"clipping: torch.nn.utils.clip_grad_norm_(model.parameters(), {recipe.max_grad_norm})": recipe.max_grad_norm,
-        f"schedule: {recipe.lr_scheduler_type}, {recipe.warmup} warm-up steps":
+        f"schedule: {recipe.lr_scheduler_type}{arguments}, {recipe.warmup} warm-up steps":
             recipe.lr_scheduler_type != "constant" or recipe.warmup,
         f"vocabulary: logits[..., :{build.facts.vocab_size}] before the loss; the rest is padding": recipe.pad_vocab_to,
         f"torch.cuda.empty_cache() every {recipe.empty_cache_steps} steps": recipe.empty_cache_steps,

@@ -148,6 +148,7 @@ def plain_arguments(recipe: Recipe) -> Arguments:
         **{name: getattr(recipe, name) for name in (
             *SAME, "num_train_epochs", "warmup_steps", "logging_steps"
         )},
+        "lr_scheduler_kwargs": recipe.lr_scheduler_kwargs or None,
         "max_steps": recipe.max_steps if recipe.num_train_epochs is None else -1,
         **_strategy("eval", recipe.eval_steps, "no"),
         **_strategy("save", recipe.save_steps, "best" if recipe.load_best_model_at_end else "no"),
@@ -234,6 +235,7 @@ def _recipe_values(a: Arguments) -> tuple[dict[str, Any], list[str]]:
     micro = a["per_device_train_batch_size"]
     values = {
         **{name: a[name] for name in SAME},
+        "lr_scheduler_kwargs": a["lr_scheduler_kwargs"] or {},
         "report_to": [] if a["report_to"] == "none" else a["report_to"],
         "micro_batch_size": micro,
         "batch_size": micro * a["gradient_accumulation_steps"],

@@ -29,6 +29,7 @@ class Mapped(BaseModel):
     num_train_epochs: float = 3.0
     learning_rate: float = 5e-5
     lr_scheduler_type: str = "linear"
+    lr_scheduler_kwargs: dict[str, Any] | None = None
     warmup_steps: float = 0
     optim: str = "adamw_torch_fused"
     optim_args: str | None = None
@@ -96,7 +97,6 @@ _PROCESSES = "is for several processes, and a recipe is for one; leave it out"
 _LIGER = "puts kernels into the model that a recipe does not have; leave it out"
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
-    "lr_scheduler_kwargs": (None, "has no counterpart: a recipe's schedules take no arguments; leave it out"),
     "optim_target_modules": (None, "is for GaLore and APOLLO, which a recipe does not have; leave it out"),
     "label_smoothing_factor": (0.0, "changes the loss, which a recipe cannot say; write label_smoothing_factor=0"),
     "use_liger_kernel": (False, _LIGER),

@@ -35,8 +35,8 @@ LIBRARIES = ("jax", "jaxlib", "optax", "jax-cuda12-plugin", "jax-cuda12-pjrt", "
 INDIFFERENT = frozenset({
     "output_dir", "cache_dir", "report_to", "logging_steps", "eval_steps", "eval_samples", "save_steps",
     "save_total_limit", "resume", "profile_step", "sample_prompt", "hugging_face", "seed", "max_steps", "warmup_steps",
-    "num_train_epochs", "lr_scheduler_type", "learning_rate", "allow_numerics", "device", "tokenizer", "loading",
-    "compile", "pretrained",
+    "num_train_epochs", "lr_scheduler_type", "lr_scheduler_kwargs", "learning_rate", "allow_numerics", "device",
+    "tokenizer", "loading", "compile", "pretrained",
 })  # fmt: skip
 """Fields that change nothing of a compiled step."""
 LIMIT = 900.0
