@@ -63,6 +63,14 @@ def test_scaling_is_held_to_one_gpu_alone(two):
     assert "scaling efficiency" in " ".join(str(ReadablePlan.of(two)).split())
 
 
+def test_one_gpu_alone_that_holds_the_model_without_the_margin_is_said_to(two):
+    used = two.chosen.estimate.memory.used
+    wide = replace(TOOLS, margin=Margin(share=0.0, fixed=used))
+    found = search(Recipe.from_dict(PINNED), Cluster(cards=2).on(replace(CARD, memory_bytes=used + 64 * MIB)), wide)
+    text = found.answers.scaling.text
+    assert "One GPU alone, with its share of the global batch and less than the safety margin free, does" in text
+
+
 @pytest.mark.parametrize(("batch", "cards", "said"), [
     (16, 32, "A global batch of 16 leaves 16 of the GPUs without a sample: write batch_size=32 or more."),
     (16, 3, "A global batch of 16 gives 1 of the GPUs 6 and the others, which wait, 5: batch_size=18 divides evenly."),
@@ -80,7 +88,9 @@ def test_what_does_not_fit_one_gpu_is_divided(two):
     found = planned(Cluster(cards=2), used - 8 * MIB)
     assert found.recipe.parallel.name == "fsdp"
     assert "parallel=fsdp divides them" in found.answers.more_gpus
-    assert found.answers.scaling.efficiency is None or found.answers.scaling.efficiency < 1
+    scaling = found.answers.scaling
+    assert ("does not hold the model with these techniques: it lacks" in scaling.text) == (scaling.efficiency is None)
+    assert scaling.efficiency is None or scaling.efficiency < 1
     assert found.chosen.estimate.memory.used < used
 
 
@@ -97,8 +107,9 @@ def test_gpus_that_hold_all_are_counted_only_where_nothing_fits_without_the_host
                                   usable_bytes=lambda worst: CARD.memory_bytes)
     said = more_gpus(exploration, offloading)
     assert said == ("" if fits_whole else (
-        "Weights, gradients and optimizer states are 33.5 GiB whole, and a GPU has 23.6 GiB: with nothing in the "
-        "host's memory parallel=fsdp divides them among about 2 such GPUs; plan with --gpus 2 for exact "
+        "Weights, gradients and optimizer states are 29.8 GiB whole, and a GPU's 23.6 GiB leave 22.0 GiB for them and "
+        "for activations, beside 1.0 GiB of CUDA context and a safety margin of 1.0 GiB: with nothing in the host's "
+        "memory parallel=fsdp divides them among about 2 such GPUs; plan with --gpus 2 for exact "
         "figures."))
 
 

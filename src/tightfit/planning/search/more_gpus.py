@@ -20,7 +20,7 @@ from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
-from tightfit.techniques.parallel import Zero, undivided_bytes
+from tightfit.techniques.parallel import Zero
 from tightfit.text import counted, percent, seconds, size
 
 BINDS = 0.1
@@ -50,10 +50,17 @@ def scaling(exploration: Exploration, found: Evaluated) -> Scaling | None:
     if device.world == 1:
         return None
     alone, efficiency = _alone(exploration, recipe), None
-    if alone is not None and alone.fit_rank.fits:
-        efficiency = time.throughput / (device.world * alone.estimate.time.throughput)
-    binds = _binds(recipe, time)
+    does_not_hold = "One GPU alone does not hold the model with these techniques"
+    last = [f"{does_not_hold}."] if exploration.space.is_divided else []
     each = time.throughput / device.world
+    if alone is not None and alone.fit_rank.fits:
+        efficiency = each / alone.estimate.time.throughput
+        tight = "" if alone.fit_rank.is_safe else " and less than the safety margin free"
+        last = [f"One GPU alone, with its share of the global batch{tight}, does {each / efficiency:,.0f}: scaling "
+                f"efficiency {percent(efficiency)}."]
+    elif alone is not None:
+        last = [f"{does_not_hold}: it lacks {alone.estimate.memory.lacking}."]
+    binds = _binds(recipe, time)
     said = [f"{device.world:,} GPUs do {time.throughput:,.0f} {time.unit}, {each:,.0f} each; bound by {binds}.",
             *_uneven(recipe.batch_size, device.world)]
     if time.communication is not None:
@@ -63,10 +70,7 @@ def scaling(exploration: Exploration, found: Evaluated) -> Scaling | None:
                     "behind compute.")
     if found.estimate.memory.host_by_category:
         said.append(f"What waits in a machine's memory takes {size(device.cards * found.estimate.memory.host)} of it.")
-    said.append("One GPU alone does not hold the model with these techniques." if efficiency is None else
-                f"One GPU alone, with its share of the global batch, does {each / efficiency:,.0f}: scaling efficiency "
-                f"{percent(efficiency)}.")
-    return Scaling(gpus=device.world, per_gpu=each, efficiency=efficiency, bound_by=binds, text=" ".join(said))
+    return Scaling(gpus=device.world, per_gpu=each, efficiency=efficiency, bound_by=binds, text=" ".join(said + last))
 
 
 def _uneven(samples: int, world: int) -> list[str]:
@@ -138,13 +142,18 @@ def _drive(found: Evaluated, device: Device) -> str:
 
 
 def _held(found: Evaluated) -> float:
-    """Bytes of the whole model's weights, gradients and optimizer states."""
-    return undivided_bytes(found.recipe) * found.parameters
+    """Bytes of the whole model's weights, gradients and optimizer states, with no copies of weights beside them."""
+    precision, optimizer = found.recipe.precision, found.recipe.optimizer
+    assert precision != "auto"
+    assert optimizer != "auto"
+    return (2.0 * precision.weight_bytes + optimizer.bytes_per_parameter(found.recipe)) * found.parameters
 
 
 def _whole(found: Evaluated, device: Device) -> str:
-    return (f"Weights, gradients and optimizer states are {size(_held(found))} whole, and a GPU has "
-            f"{size(device.memory_bytes)}")
+    memory = found.estimate.memory
+    return (f"Weights, gradients and optimizer states are {size(_held(found))} whole, and a GPU's "
+            f"{size(device.memory_bytes)} leave {size(memory.capacity - memory.margin)} for them and for activations, "
+            f"beside {size(memory.context)} of CUDA context and a safety margin of {size(memory.margin)}")
 
 
 def _enough(exploration: Exploration, found: Evaluated) -> int | None:
