@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 from pathlib import Path
@@ -234,6 +235,24 @@ def test_an_encoder_for_causal_lm_sees_no_future_or_says_so(kind: str, tmp_path:
     one, two = (logits_of(model(input_ids=i)) for i in (ids, other))
     assert torch.equal(one[:, :5], two[:, :5]) != any("sees the tokens it predicts" in note for note in notes)
     assert not torch.equal(one[:, 5:], two[:, 5:])
+
+
+@pytest.mark.parametrize(("kind", "task", "numbers"), [
+    ("gpt2", "causal-lm", SMALL_GPT2), ("gpt2", "causal-lm", {**SMALL_GPT2, "use_cache": False}),
+    ("t5", "seq2seq", {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}),
+    ("vit", "image-classification", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}),
+])
+def test_a_saved_configuration_is_the_one_that_was_loaded(
+    kind: str, task: str, numbers: dict[str, Any], tmp_path: Path
+) -> None:
+    given, saved = tmp_path / "given", tmp_path / "saved"
+    transformers.AutoConfig.for_model(kind, **numbers).save_pretrained(given)
+    model = build(str(given), task, pretrained=False).model
+    save_model(model, saved)
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (given, saved))
+    assert {name: after.get(name) for name in before} == before
+    assert after.keys() - before.keys() <= {"architectures", "dtype"}
+    assert not getattr(model.config, "use_cache", False)
 
 
 def test_a_task_the_model_has_no_class_for(tmp_path: Path) -> None:

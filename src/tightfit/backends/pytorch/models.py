@@ -22,6 +22,7 @@ from transformers.modeling_utils import local_torch_dtype
 from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
 from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.sharding import full_shape
+from tightfit.backends.pytorch.switches import turn_off
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
 from tightfit.model_facts import facts_of, text_config
 from tightfit.models import ModelSource, TransformerConfig, read_config, resolve_source
@@ -147,9 +148,7 @@ def ready_to_train(model: nn.Module, recipe: Recipe) -> nn.Module:
 
     For models that come from elsewhere as well.
     """
-    for part in model.modules():  # T5's decoder, for one, has a configuration of its own
-        if isinstance(part, transformers.PreTrainedModel):
-            part.config.use_cache = False
+    turn_off(model, "use_cache")
     if isinstance(model, transformers.PreTrainedModel) and recipe.task == "sequence-classification":
         model.config.pad_token_id = text_config(model.config).pad_token_id = facts_of(model.config, recipe).pad_token_id
     return model.train()

@@ -16,6 +16,7 @@ from tightfit.backends.pytorch.models import WEIGHTS, no_progress_bars
 from tightfit.backends.pytorch.padding import stored_tensors
 from tightfit.backends.pytorch.sharding import full_tensor, is_sharded
 from tightfit.backends.pytorch.state import named_tensors, write_tensors
+from tightfit.backends.pytorch.switches import as_loaded
 from tightfit.files import follow_umask
 from tightfit.models import OUR_TRANSFORMER
 
@@ -79,7 +80,7 @@ def save_model(
     if isinstance(model, transformers.PreTrainedModel):
         if classes:
             name_classes(model, classes)
-        with no_progress_bars():
+        with no_progress_bars(), as_loaded(model):
             model.save_pretrained(folder, state_dict={name: _alone(tensor) for name, tensor in stored.items()})
         follow_umask(folder)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from tests.backends.pytorch.experts.experts_cases import (
 )
 from tests.backends.pytorch.techniques.by_block.streaming_cases import ALL, HOST
 from tightfit.backends.pytorch.experts.routing import coefficient, find_routers
+from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.errors import Refused
 
 BY_BLOCK = {"accumulation": "by-block"}
@@ -128,10 +130,14 @@ def test_documents_that_share_a_row_are_routed_as_in_rows_of_their_own(name, fie
         assert together.metrics[metric].mean == pytest.approx(total.mean, rel=1e-5)
 
 
-def test_the_models_own_balance_loss_is_not_made_beside_ours():
+def test_the_models_own_balance_loss_is_not_made_beside_ours(tmp_path):
     once, twice = (moe_step("olmoe", moe_model("olmoe", output_router_logits=on)) for on in (False, True))
 
     assert_alike(gradients(twice, ragged(WHOLE))[0], gradients(once, ragged(WHOLE))[0])
+    assert twice.build.model.config.output_router_logits is False
+    for step, on in ((once, False), (twice, True)):  # a saved model's is what was loaded
+        save_model(step.build.model, tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text()).get("output_router_logits", False) is on
     assert twice.build.model.config.output_router_logits is False
 
 

@@ -26,6 +26,7 @@ from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.experts import Routing
 from tightfit.backends.pytorch.experts.functions import function_names
 from tightfit.backends.pytorch.pending_step import Metrics
+from tightfit.backends.pytorch.switches import turn_off
 from tightfit.errors import Refused
 from tightfit.model_facts import experts_per_token
 
@@ -227,9 +228,7 @@ class _WithLosses(torch.autograd.Function):
 def routing_of(build: Build) -> Routing:
     """The routing of a build's steps from now on. Raises Refused where its recipe asks for a loss of routers, and none
     are known."""
-    for part in build.model.modules():
-        if isinstance(part, transformers.PreTrainedModel) and getattr(part.config, "output_router_logits", False):
-            part.config.output_router_logits = False  # or the model would make a balance loss of its own beside ours
+    turn_off(build.model, "output_router_logits")  # or the model would make a balance loss of its own beside ours
     routers = find_routers(build.model)
     if len({(router.experts, router.chosen) for router in routers}) == 1 and routers[0].chosen:
         return RouterLosses(build, routers)

@@ -15,6 +15,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.models import DrawnAtRandom, stored_source
 from tightfit.backends.pytorch.saved_model import name_classes, save_model
 from tightfit.backends.pytorch.state import write_tensors
+from tightfit.backends.pytorch.switches import as_loaded
 from tightfit.backends.pytorch.techniques.adapters.layers import FACTORS, LINEAR, frozen_layers
 from tightfit.errors import CheckpointError, one_line, shown
 from tightfit.files import final_path
@@ -43,7 +44,8 @@ def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = No
         named = str(Path(source.name).resolve()) if source.kind == "folder" else source.name
         if classes and isinstance(build.model, PreTrainedModel):
             name_classes(build.model, classes)
-            build.model.config.save_pretrained(folder)
+            with as_loaded(build.model):
+                build.model.config.save_pretrained(folder)
     else:
         named = str(final_path(base.resolve()))
         save_model(build.model, base, classes)
