@@ -94,6 +94,10 @@ def bare_build(
         pad_vocab(model, recipe.pad_vocab_to, facts.vocab_size)
     build = Build(recipe=recipe, device=device, torch_device=torch_device, task=task, facts=facts, model=model,
                   stacks=find_stacks(model), own_model=own_model, notes=notes)  # fmt: skip
+    if recipe.mode == "train" and has_experts(model):
+        from tightfit.backends.pytorch.experts.routing import balance_note  # for these alone
+
+        build = replace(build, notes=(*build.notes, *balance_note(build)))
     if not recipe.deterministic:
         return build
     from tightfit.backends.pytorch.determinism import deterministic_ops  # for these alone

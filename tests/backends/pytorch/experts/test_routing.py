@@ -23,6 +23,8 @@ from tests.backends.pytorch.experts.experts_cases import (
     ragged,
 )
 from tests.backends.pytorch.techniques.by_block.streaming_cases import ALL, HOST
+from tests.plain import CPU
+from tightfit.backends.pytorch.assembly import bare_build
 from tightfit.backends.pytorch.experts.routing import coefficient, find_routers
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.errors import Refused
@@ -156,6 +158,24 @@ def test_coefficients_are_the_configurations_where_a_recipe_names_none():
 
     assert (step.routing.balance_coefficient, step.routing.z_coefficient) == (0.02, 0.0)
     assert coefficient(step.build, "router_aux_loss_coef") == 0.02
+
+
+def test_a_balance_loss_that_transformers_would_not_add_is_said():
+    def told(model, **fields):
+        build = moe_step("olmoe", model, **{"router_aux_loss_coef": None, **fields}).build
+        again = bare_build(build.recipe, CPU, torch.device("cpu"), model)
+        assert [*filter(said, again.notes)] == [*filter(said, build.notes)]  # a first run has switched it off
+        return [*filter(said, build.notes)]
+
+    def said(note):
+        return note.startswith("router_aux_loss_coef")
+
+    (note,) = told(moe_model("olmoe", router_aux_loss_coef=0.02))
+    assert "configuration's 0.02" in note
+    assert note.endswith("write router_aux_loss_coef=0 to leave it out, as the Hugging Face Trainer does")
+    assert told(moe_model("olmoe", output_router_logits=True)) == []
+    assert told(moe_model("olmoe", router_aux_loss_coef=0.0)) == []
+    assert told(moe_model("olmoe"), router_aux_loss_coef=0) == told(moe_model("olmoe"), router_aux_loss_coef=1) == []
 
 
 def test_no_coefficient_adds_nothing():

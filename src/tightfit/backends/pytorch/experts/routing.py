@@ -26,7 +26,7 @@ from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.backends.pytorch.experts import Routing
 from tightfit.backends.pytorch.experts.functions import function_names
 from tightfit.backends.pytorch.pending_step import Metrics
-from tightfit.backends.pytorch.switches import turn_off
+from tightfit.backends.pytorch.switches import as_loaded, turn_off
 from tightfit.errors import Refused
 from tightfit.model_facts import experts_per_token
 
@@ -229,14 +229,32 @@ def routing_of(build: Build) -> Routing:
     """The routing of a build's steps from now on. Raises Refused where its recipe asks for a loss of routers, and none
     are known."""
     turn_off(build.model, "output_router_logits")  # or the model would make a balance loss of its own beside ours
-    routers = find_routers(build.model)
-    if len({(router.experts, router.chosen) for router in routers}) == 1 and routers[0].chosen:
+    if routers := _known_routers(build.model):
         return RouterLosses(build, routers)
     for name in COEFFICIENTS:
         if getattr(build.recipe, name):
             raise Refused(f"{name}: the routers of {type(build.model).__name__} are not known, and it would have no "
                           f"effect; leave it out, or write {name}=0")
     return Routing()
+
+
+def _known_routers(model: nn.Module) -> tuple[Router, ...]:
+    """The model's routers where they are all alike, as their losses want them."""
+    routers = find_routers(model)
+    return routers if len({(each.experts, each.chosen) for each in routers}) == 1 and routers[0].chosen else ()
+
+
+def balance_note(build: Build) -> tuple[str, ...]:
+    """What is to be known of a balance loss that the recipe does not name, and that transformers would not add."""
+    name, _ = COEFFICIENTS
+    value, parts = coefficient(build, name), build.model.modules()
+    with as_loaded(build.model):
+        added = any(isinstance(part, transformers.PreTrainedModel)
+                    and getattr(part.config, "output_router_logits", False) for part in parts)
+    if getattr(build.recipe, name) is not None or added or not value or not _known_routers(build.model):
+        return ()
+    return (f"{name}: the balance loss of the experts' routers is added at the model configuration's {value:g}, though "
+            f"its output_router_logits is false; write {name}=0 to leave it out, as the Hugging Face Trainer does",)
 
 
 def coefficient(build: Build, name: str) -> float:
