@@ -206,8 +206,7 @@ class Adafactor(_Decaying):
         if learning_rate >= ADAFACTOR_USUAL_RATE / 2 or not self.scale_parameter:
             return ()
         return (f"adafactor's learning rate is relative to the size of the weights: {ADAFACTOR_USUAL_RATE:g} is usual, "
-                f"and learning_rate is {learning_rate:g}; optimizer.scale_parameter=false takes it as it is, as the "
-                "Hugging Face Trainer does",)
+                f"and learning_rate is {learning_rate:g}; optimizer.scale_parameter=false takes it as it is",)
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         if recipe.weight_rounding is None:
