@@ -114,7 +114,8 @@ def test_every_card_is_found_by_the_name_that_messages_give():
     ("rtx 4070 ti", "not in the catalogue"),  # not the Super
     ("all", "gpu: 'all' is more than one GPU; .* such as rtx-4090, or .* --gpu all"),
     ("l4,t4", "gpu: 'l4,t4' is more than one GPU"),
-    ("mi300x", r"--gpu-memory 24GB \(in Python gpu_memory\) .*; choose from: a10, "),
+    ("8xh100-sxm", "gpu: '8xh100-sxm' is more than one GPU; .* such as rtx-4090, or .* --gpu 8xh100-sxm"),
+    ("mi300x", "write a size such as 24GB .*; choose from: a10, "),
     ("rtx", "choose from"),
     ("", "choose from"),
 ])

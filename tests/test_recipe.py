@@ -268,8 +268,8 @@ def test_the_command_line_lists_recipes_and_models_and_takes_no_options_for_fiel
     assert "masked-lm" in listed
     assert "docs/recipe.md" in CliRunner().invoke(app, ["train", "--help"]).output
     mistaken = CliRunner().invoke(app, ["train", "quickstart", "--learning_rate", "1e-4"])
-    assert str(mistaken.exception) == ("--learning_rate: no such option, which --help lists; for a field, write "
-                                        "learning_rate=1e-4")
+    assert str(mistaken.exception) == ("--learning_rate: no such option, which --help lists; for a field of the "
+                                        "recipe, write learning_rate=1e-4")
 
 
 def test_one_tracker_may_be_written_as_a_string():

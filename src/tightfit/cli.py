@@ -119,8 +119,8 @@ def profile(
     recipe: RecipeName,
     overrides: Overrides = None,
     gpu: Annotated[str | None, typer.Option(
-        metavar="NAME", autocompletion=complete_gpu, help="A GPU that need not be in this machine: the step is "
-        "predicted for it, and not run.")] = None,
+        metavar="NAME", autocompletion=complete_gpu, help="A GPU that need not be in this machine, or a size such "
+        "as `24GB`: the step is predicted for it, and not run.")] = None,
     output: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where the report goes; by default into the run's folder.")] = None,
 ) -> None:  # fmt: skip

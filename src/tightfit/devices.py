@@ -162,11 +162,10 @@ def find_device(name: str) -> Device:
     if found:
         choices = ", ".join(sorted(_slug(card.name) for card in found))
         raise RecipeError(f"gpu: {name!r} is the name of {len(found)} GPUs; write one of: {choices}")
-    if name == "all" or "," in name:
-        raise RecipeError(f"gpu: {name!r} is more than one GPU; write one's name, such as rtx-4090, or compare them by "
+    if name == "all" or "," in name or re.match(r"\s*\d+\s*x\s*\S", name, re.IGNORECASE):
+        raise RecipeError(f"gpu: {name!r} is more than one GPU; write one's name, such as rtx-4090, or ask "
                           f"tightfit plan RECIPE --gpu {name}")
-    raise RecipeError(f"gpu: {name!r} is not in the catalogue; write --gpu-memory 24GB (in Python gpu_memory) for a "
-                      "card that is not there; "
+    raise RecipeError(f"gpu: {name!r} is not in the catalogue; write a size such as 24GB for a card that is not there; "
                       + nearest(_slug(" ".join(_words(name))), gpu_names()))
 
 
@@ -182,7 +181,7 @@ def says_memory(text: str) -> bool:
     return re.fullmatch(r"\s*[\d.]+\s*(gb|gib|mib)\s*", text, re.IGNORECASE) is not None
 
 
-def parse_memory(text: str) -> int:
+def parse_memory(text: str, field: str = "gpu-memory") -> int:
     """Bytes of device memory from `24GB`, `24 gb`, `23.5GiB` or `16384MiB`. Raises RecipeError for anything else.
 
     GB is the size a card is sold by, and stands for what CUDA reports on it: that many GiB, less what the driver
@@ -190,12 +189,12 @@ def parse_memory(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(gb|gib|mib)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None:
-        raise RecipeError(f"gpu-memory: {text!r} is not a size of memory; write 24GB for a card sold as 24 GB, or what "
+        raise RecipeError(f"{field}: {text!r} is not a size of memory; write 24GB for a card sold as 24 GB, or what "
                           "CUDA reports as 23.5GiB or 24081MiB")
     number, unit = float(match[1]), match[2].lower()
     given = number * (MIB if unit == "mib" else GIB)
     if not 2 * GIB <= given <= 1024 * GIB:  # what CUDA itself takes leaves nothing of 1 GB
-        raise RecipeError(f"gpu-memory: {text!r} should be at least 2GB and at most 1024GB")
+        raise RecipeError(f"{field}: {text!r} should be at least 2GB and at most 1024GB")
     return reported_memory(round(given)) if unit == "gb" else round(given)
 
 

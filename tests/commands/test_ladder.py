@@ -33,8 +33,8 @@ from tightfit.system import STOPPING
     (["bert-large", "--peer", "hf"], "peer: 'hf'"),
     (["bert-large", "--scale", "half"], "scale: 'half' is not a scale; write one of full, reduced, smallest"),
     (["gpt2", "--scale", "reduced"], "scale: 'reduced' is for the ladders that have a name"),
-    (["bert-large", "--gpu", "h2000"], "gpu: 'h2000' is not in the catalogue; write --gpu 24GB for a card that is not "
-     "there; did you mean 'h200'?"),
+    (["bert-large", "--gpu", "h2000"], "gpu: 'h2000' is not in the catalogue; write a size such as 24GB for a "
+     "card that is not there; did you mean 'h200'?"),
     (["bert-large", "--gpu", "2000GB"], "gpu: '2000GB' should be at least 2GB"),
     (["bert-large", "--gpu-memory", "lots"], "gpu-memory: 'lots'"),
     (["bert-large", "seq_length=8"], "seq_length"),

@@ -267,7 +267,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(go: Go, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("word", "said"), [
-    ("h2000", "write --gpu 24GB for a card that is not there; did you mean 'h200'"),
+    ("h2000", "write a size such as 24GB for a card that is not there; did you mean 'h200'"),
     ("2000GB", "gpu: '2000GB' should be at least 2GB and at most 1024GB"),
     ("v100", "write one of: v100-16gb, v100-32gb"),
 ])  # fmt: skip

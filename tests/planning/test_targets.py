@@ -39,8 +39,9 @@ def test_a_named_gpu_needs_none_in_the_machine():
     assert target.calibration is None
 
 
-def test_memory_alone_is_any_card_of_that_size():
-    target = gpu_target(None, "24GB", nobody)
+@pytest.mark.parametrize(("gpu", "memory"), [(None, "24GB"), ("24 GB", None)])
+def test_memory_alone_is_any_card_of_that_size(gpu, memory):
+    target = gpu_target(gpu, memory, nobody)
     assert target.device.memory_bytes == parse_memory("24GB")
     assert "assumed" in target.device.notes
 
@@ -53,7 +54,7 @@ def test_memory_beside_a_name_replaces_the_cards():
 
 
 def test_no_gpu_and_no_name_says_what_to_write():
-    with pytest.raises(Refused, match=r"--gpu.*rtx-4090.*tightfit gpus.*--gpu cpu.*--gpu-memory"):
+    with pytest.raises(Refused, match=r"--gpu.*rtx-4090.*tightfit gpus.*--gpu cpu.*--gpu 24GB"):
         gpu_target(None, None, nobody)
 
 

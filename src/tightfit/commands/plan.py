@@ -129,7 +129,7 @@ def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> No
     gpu, cluster = read_cluster(",".join(options.gpus) if options.gpus else None, whole("gpus", options.count),
                                 whole("nodes", options.nodes), options.network)
     # Before anything that takes seconds.
-    named = [] if gpu in (None, "cpu", EVERY_GPU) else _cards(gpu.split(","))
+    named = [] if gpu in (None, "cpu", EVERY_GPU) or says_memory(gpu) else _cards(gpu.split(","))
     several = {device.name: device for device in named} if len(named) > 1 else {}
     arguments, extreme, overrides = options.training_arguments, options.extreme, list(words)
     if extreme.startswith("model=") and (name is None or "=" in name):

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from tightfit.devices import find_device, listed_device, says_memory
-from tightfit.errors import RecipeError
+from tightfit.devices import listed_device
 from tightfit.planning.targets import Target, gpu_target
 from tightfit.recipe import CHOSEN_SLOTS, Recipe
 from tightfit.recipe.yaml import apply_overrides, technique_to_yaml
@@ -135,14 +134,8 @@ def setting_alone(setting: Technique) -> dict[str, Any]:
 
 
 def card(gpu: str) -> Target:
-    """A card by the catalogue's name, or by a size such as `24GB`. Raises RecipeError for any other word."""
-    try:
-        if says_memory(gpu):
-            return gpu_target(None, gpu, lambda: None)
-        return Target(device=find_device(gpu))
-    except RecipeError as error:  # whose advice is a plan's, and here the size is the card's name
-        of_a_plan = "--gpu-memory 24GB (in Python gpu_memory)"
-        raise RecipeError(str(error).replace("gpu-memory:", "gpu:").replace(of_a_plan, "--gpu 24GB")) from None
+    """A card, which is not this machine's own, as `gpu_target` reads it."""
+    return gpu_target(gpu, None, lambda: None)
 
 
 def card_name(device: str) -> str:

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tightfit.calibration import Calibration, load
-from tightfit.devices import Device, device_of_memory, find_device, listed_device, parse_memory, with_memory
+from tightfit.devices import (
+    Device,
+    device_of_memory,
+    find_device,
+    listed_device,
+    parse_memory,
+    says_memory,
+    with_memory,
+)
 from tightfit.errors import Refused
 from tightfit.system import host_memory
 
@@ -30,13 +38,17 @@ class Target:
 def gpu_target(gpu: str | None, gpu_memory: str | None, own: Callable[[], Device | None]) -> Target:
     """The GPU that a person names.
 
-    gpu: a name of the catalogue; None for this machine's own, or for any card of `gpu_memory`.
+    gpu: a name of the catalogue, or a size such as `24GB` of any card; None for this machine's own, or for any card of
+        `gpu_memory`.
     gpu_memory: a size such as `24GB`, instead of the GPU's own.
     own: the machine's own CUDA device, as the framework reports it; None where it has none.
 
     Raises RecipeError for a name or a size that means nothing, Refused where this machine has no GPU.
     """
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
+    if gpu is not None and memory is None and says_memory(gpu):
+        memory = parse_memory(gpu, "gpu")
+        gpu = None
     if gpu is None and memory is not None:
         return Target(device=device_of_memory(memory))
     named = None if gpu is None else find_device(gpu)
@@ -44,7 +56,7 @@ def gpu_target(gpu: str | None, gpu_memory: str | None, own: Callable[[], Device
     if named is None and mine is None:
         raise Refused("gpu: this machine has no CUDA device to plan for; write --gpu with a name such as rtx-4090 "
                       "(tightfit gpus lists them), several as --gpu l4,rtx-4090, or all of them as --gpu all; or "
-                      "--gpu cpu, or --gpu-memory 24GB")
+                      "--gpu cpu, or a size as --gpu 24GB")
     if named is None or (mine is not None and listed_device(mine.name) == named):
         assert mine is not None
         device, calibration = replace(with_figures(mine) if named is None else named,

@@ -243,7 +243,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
         key, equals, raw = text.partition("=")
         if key.startswith("-"):
             given = raw if equals else "VALUE" if "=" in following else following or "VALUE"
-            raise RecipeError(f"{key}: no such option, which --help lists; for a field, write "
+            raise RecipeError(f"{key}: no such option, which --help lists; for a field of the recipe, write "
                               f"{key.lstrip('-').replace('-', '_')}={given}")
         if not equals or not key:
             raise RecipeError(f"{shown(text)}: write key=value, such as max_steps=100")
