@@ -146,6 +146,7 @@ def test_a_profiled_step_is_learned_from_and_not_timed(tmp_path, monkeypatch, la
     assert [line["loss"] for line in logged(tmp_path) if "loss" in line] == [1.5, 3.5, 5.5]
     assert (loop.state.samples, loop.state.tokens) == (10, 30)
     assert loop.state.training_seconds == pytest.approx(5)
+    assert loop.state.step - loop.state.profiled_steps == 5
     if not lagging:  # which shifts a step's seconds to the one before
         assert [line["tokens_per_second"] for line in logged(tmp_path) if "loss" in line] == pytest.approx([6, 6, 6])
     assert profile.timing == [1, 2, 3, 4, 5, 6]

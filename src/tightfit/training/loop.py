@@ -196,7 +196,9 @@ class TrainingLoop:
         interval.add(result)
         state.metrics = dict(result.metrics)
         state.tokens_seen += dispatched.global_batch.tokens
-        if not dispatched.profiled:
+        if dispatched.profiled:
+            state.profiled_steps += 1
+        else:
             state.training_seconds += seconds
             interval.seconds += seconds
             if self.workers is not None:

@@ -48,6 +48,7 @@ class TrainerState:
     step: int = 0
     first_step: int = 0
     skipped_steps: int = 0
+    profiled_steps: int = 0
     training_seconds: float = 0.0
     data_wait_seconds: float = 0.0
     samples: int = 0

@@ -47,7 +47,7 @@ class Summary:
     peak_memory: allocated on a CUDA device, resident in the process on the CPU.
     context_memory: on a CUDA device, what the process has there outside the allocator; None where that is not known.
     first_step: the step that this process went on from; 0 for a run in one piece.
-    skipped_steps: steps in which loss scaling left the weights alone.
+    skipped_steps: steps in which loss scaling left the weights alone. profiled_steps: those that were profiled.
     metrics: the last step's, by name; of a mixture of experts its routers' losses, and the fullest expert's load over
         the mean. inexact: those of them that hang on how the global batch was split.
     experts_functions: the functions that computed experts.
@@ -70,6 +70,7 @@ class Summary:
     context_memory: int | None = None
     first_step: int = 0
     skipped_steps: int = 0
+    profiled_steps: int = 0
     parameters: int = 0
     active_parameters: int = 0
     trained_parameters: int = 0
@@ -119,8 +120,9 @@ class Summary:
         tokens = f", {self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second > self.samples_per_second else ""
         memory = "peak allocated" if self.device != "CPU" else "peak resident"
         resumed = self.first_step > 0
-        steps = f"{self.steps - self.first_step} of {self.steps} steps, since resuming," if resumed else (
-            f"{self.steps} steps")
+        timed = self.steps - self.first_step - self.profiled_steps
+        which = ["since resuming"] * resumed + ["without the profiled one"] * self.profiled_steps
+        steps = f"{timed} of {self.steps} steps, {', '.join(which)}," if which else f"{self.steps} steps"
         rows = [
             ("steps", f"{self.training_seconds:.1f} s for {steps} on {self.device}"),
             ("throughput", f"{self.samples_per_second:,.1f} samples/s{tokens} in those steps"),
@@ -169,6 +171,7 @@ def summarize(
         steps=state.step,
         first_step=state.first_step,
         skipped_steps=state.skipped_steps,
+        profiled_steps=state.profiled_steps,
         parameters=counts.every,
         active_parameters=counts.active,
         trained_parameters=counts.trained,
