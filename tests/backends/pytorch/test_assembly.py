@@ -7,7 +7,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertLMHeadModel, CpmAntConfig, CpmAntForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tests.own_models import Scores
 from tests.plain import CPU
@@ -64,3 +64,9 @@ def test_a_module_that_sees_what_it_is_to_predict_is_told(causal):
     assert [note for note in build.notes if "sees the tokens that it is to predict" in note] == list(build.notes)
     assert bool(build.notes) is not causal
     assert built(BertLMHeadModel(config), task="masked-lm").notes == ()
+
+
+def test_what_a_module_sees_is_asked_with_tokens_that_pad_nothing():
+    config = CpmAntConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, dim_head=8, dim_ff=16,
+                          vocab_size=64)
+    assert any("sees the tokens that it is to predict" in note for note in built(CpmAntForCausalLM(config)).notes)

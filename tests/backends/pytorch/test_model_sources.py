@@ -223,13 +223,21 @@ def test_caches_are_off_and_classifiers_know_their_padding() -> None:
     assert given(input_ids=ids, decoder_input_ids=ids).past_key_values is None
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "big_bird", "megatron-bert", "rembert", "roformer"])
+@pytest.mark.parametrize("kind", [
+    "bert", "roberta", "electra", "big_bird", "megatron-bert", "rembert", "roformer", "cpmant", "prophetnet",
+])
 def test_an_encoder_for_causal_lm_sees_no_future_or_says_so(kind: str, tmp_path: Path) -> None:
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    if kind == "cpmant":
+        small.update(dim_head=8, dim_ff=16)
+    if kind == "prophetnet":
+        small = {"hidden_size": 16, "num_decoder_layers": 4, "num_decoder_attention_heads": 2, "decoder_ffn_dim": 16}
     transformers.AutoConfig.for_model(kind, **small, vocab_size=64).save_pretrained(tmp_path)
     model, notes = build(str(tmp_path), pretrained=False)
     model.eval()
-    ids = torch.arange(8)[None]
+    for parameter in model.parameters() if kind == "prophetnet" else ():  # which sees more, the further it is from 0
+        torch.nn.init.normal_(parameter)
+    ids = torch.arange(1, 9)[None]
     other = ids.clone()
     other[0, 5] = 60
     one, two = (logits_of(model(input_ids=i)) for i in (ids, other))

@@ -126,9 +126,11 @@ def _sees_later_tokens(model: nn.Module) -> bool:
     if not isinstance(inner_module(model), PreTrainedModel):
         return False
     device = next(model.parameters(), torch.empty(0)).device
-    tokens, trains = torch.zeros(1, 4, dtype=torch.long, device=device), model.training
+    padding = (0, getattr(inner_module(model).config, "pad_token_id", None))  # CpmAnt's is 0, without a name
+    one, other = [token for token in (1, 2, 3) if token not in padding][:2]
+    tokens, trains = torch.full((1, 4), one, device=device), model.training
     changed = tokens.clone()
-    changed[0, -1] = 1
+    changed[0, -1] = other
     model.eval()
     try:
         with torch.no_grad():

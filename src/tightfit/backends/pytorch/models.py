@@ -33,7 +33,8 @@ WEIGHTS = "model.safetensors"
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 """Names of a folder's weights."""
 
-SEES_BOTH_SIDES = frozenset({"xlnet", "xlm", "flaubert", "big_bird", "megatron-bert", "rembert", "roformer"})
+SEES_BOTH_SIDES = frozenset({"xlnet", "xlm", "flaubert", "big_bird", "megatron-bert", "rembert", "roformer", "cpmant",
+                             "prophetnet"})
 """Model types whose causal-lm class is not causal by itself, in transformers 5.17."""
 
 
