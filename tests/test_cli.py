@@ -162,6 +162,13 @@ def test_an_interrupt_while_the_command_loads_is_said():
     assert (done.returncode, done.stderr) == (130, "tightfit: interrupted\n")
 
 
+def test_its_module_is_the_command_too():
+    done = subprocess.run([sys.executable, "-m", "tightfit.cli", "train", "nowhere"], capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("tightfit: 'nowhere' is not a recipe")
+
+
 HEARD = ("import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # not what is inherited
          "runpy.run_module('tightfit', run_name='__main__')")
 

@@ -20,18 +20,13 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-RECIPE = typer.Argument(
-    metavar="RECIPE", autocompletion=complete_recipe, help="A YAML file, a bundled recipe or model, a model's folder, "
-    "its Hugging Face id, or package.module:factory."
-)
+RECIPE = typer.Argument(metavar="RECIPE", autocompletion=complete_recipe, help="A YAML file, a bundled recipe or "
+                        "model, a model's folder, its Hugging Face id, or package.module:factory.")
 RecipeName = Annotated[str, RECIPE]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...", autocompletion=complete_override, help="Fields to set, such as `max_steps=100` or "
-        "`optimizer.block_size=256`."
-    ),
-]
+Overrides = Annotated[list[str] | None, typer.Argument(
+    metavar="[KEY=VALUE]...", autocompletion=complete_override, help="Fields to set, such as `max_steps=100` or "
+    "`optimizer.block_size=256`.",
+)]  # fmt: skip
 GpuMemory = Annotated[str | None, typer.Option(
     metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
 )]  # fmt: skip
@@ -298,3 +293,7 @@ def main() -> None:
         if said:
             typer.echo(f"tightfit: {said}", err=True)
         sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
