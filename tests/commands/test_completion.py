@@ -49,7 +49,9 @@ def test_what_is_offered_for_a_field_is_one_that_it_takes() -> None:
         first, *words = offered_for(f"{field}=")
         assert first == f"{field}="
         for word in words:
-            Recipe.from_dict(apply_overrides({"eval_steps": 1}, [word]))
+            asked = {"cosine_with_min_lr": {"min_lr": 0}, "warmup_stable_decay": {"num_decay_steps": 1}}
+            beside = {"eval_steps": 1, "lr_scheduler_kwargs": asked.get(word.partition("=")[2], {})}
+            Recipe.from_dict(apply_overrides(beside, [word]))
 
 
 def test_names() -> None:

@@ -33,6 +33,7 @@ class Plain(Loss):
     speed: ClassVar[str] = "the baseline"
     memory: ClassVar[str] = "the baseline: about 14 bytes a logit with mixed precision, kept or passing"
     dominated_by: ClassVar = {"cpu": "chunked", "cuda": "chunked"}
+    hf_unless: ClassVar = "use_liger_kernel"
 
 
 @technique

@@ -86,11 +86,8 @@ def training_arguments(recipe: Recipe) -> Arguments:
         raise RecipeError(f"{', '.join(open_fields)}: still auto, which TrainingArguments cannot say; plan the recipe "
                           "first, or write a value for each")
     on_cpu = recipe.device == "cpu"
-    techniques = [technique for slot in TECHNIQUES if (technique := getattr(recipe, slot)) != "auto"]
-    unsaid = [technique for technique in techniques if technique.hf_arguments(on_cpu) is None]
-    if recipe.loss != "auto" and recipe.loss.name != "plain":
-        unsaid.append(recipe.loss)
-    if unsaid:
+    techniques = [technique for slot in (*TECHNIQUES, "loss") if (technique := getattr(recipe, slot)) != "auto"]
+    if unsaid := [technique for technique in techniques if technique.hf_arguments(on_cpu) is None]:
         named = ", ".join(f"{technique.slot}={technique.name}" for technique in unsaid)
         other = "loss=plain, whose logits are whole as the Trainer's," if recipe.loss in unsaid else "another,"
         raise RecipeError(f"{named}: TrainingArguments cannot say it as the recipe does; write {other} call "
