@@ -248,7 +248,8 @@ def _plan(
 
 
 def _tokens(options: PlanOptions, recipe: Recipe) -> int:
-    """Tokens of a whole run: those said, or in the recipe's epochs of data that is here; 0 where neither tells."""
+    """Tokens of a whole run: from --tokens, or of `num_train_epochs` over data on this machine; 0 if neither is known.
+    """
     if options.tokens is not None or recipe.num_train_epochs is None:
         return 0 if options.tokens is None else parse_tokens(options.tokens)
     from tightfit.training.listeners import Terminal

@@ -139,11 +139,11 @@ class _Template:
         return self._written(replace(conversation, messages=asked), prompt=True)[0]
 
     def ending(self, conversation: Conversation) -> str:
-        """What ends a turn of the assistant's; empty where nothing does, or it has none."""
+        """End-of-turn text of the assistant's messages; empty where the template writes none."""
         return self._own_end(conversation) or self._begin_of_next(conversation, "user")
 
     def _own_end(self, conversation: Conversation) -> str:
-        """What the template writes behind the assistant's last turn where nothing follows it."""
+        """End-of-turn text that the template writes after an assistant message at the end of a conversation."""
         return (self._accepted(_up_to_last(conversation)) or "").partition(HOLDER)[2].rstrip()
 
     def _begin_of_next(self, conversation: Conversation, role: str) -> str:

@@ -65,7 +65,7 @@ def _between(least: float, share: float) -> float:
 
 
 def _fallen(curve: str, progress: float, cycles: float = 0.5) -> float:
-    """What is left, from 1 to 0, of a rate that falls by a curve of `CURVES`; one that rises is the same backwards."""
+    """Decay factor, from 1 down to 0, at a progress from 0 to 1, by a curve of `CURVES`; warm-up is its reverse."""
     if curve == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
     return 1.0 - (math.sqrt(progress) if curve == "1-sqrt" else progress)

@@ -245,7 +245,8 @@ def _known_routers(model: nn.Module) -> tuple[Router, ...]:
 
 
 def balance_note(build: Build) -> tuple[str, ...]:
-    """What is to be known of a balance loss that the recipe does not name, and that transformers would not add."""
+    """Note on a balance loss that comes from the model's configuration alone, where the Hugging Face Trainer adds none.
+    """
     name, _ = COEFFICIENTS
     value, parts = coefficient(build, name), build.model.modules()
     with as_loaded(build.model):

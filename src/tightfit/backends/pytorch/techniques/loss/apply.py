@@ -165,9 +165,10 @@ class LossOfHiddenStates(Loss):
             eager = torch.compiler.set_stance("force_eager") if build.recipe.compiled else nullcontext()
             with eager, build.forward_context():
                 hidden, output = self._run(build, _first_row(batch), COMPARED)
-                trains_more = self._trains_behind(build, logits_of(output))
-                torch.set_grad_enabled(False)
-                expected = logits_of(output)[..., : self._change.vocabulary]
+                logits = logits_of(output)
+                trains_more = self._trains_behind(build, logits)
+                torch.set_grad_enabled(False)  # the head had turned it on for what stands behind it
+                expected = logits[..., : self._change.vocabulary]
                 ours = self._head(hidden[:1, :COMPARED], self._logits)
                 precise = computing_dtype(hidden, self._head.weight).itemsize >= 4
         finally:
