@@ -100,10 +100,8 @@ def plan_on(
     aside = [f"use_cpu: left aside for {target.device.name}"] if cuda and recipe_on(False).device == "cpu" else []
     if module is None:
         read_config(recipe)  # which tells at once what no combination of techniques would mend
-    else:  # a recipe names what it builds; there is no configuration to read behind it
-        own = type(module)
-        rows = {"data": Data(packing=False)} if recipe.data == Data() else {}  # its own, which are never packed
-        recipe = recipe.model_copy(update={"model": f"{own.__module__}:{own.__name__}", **rows})
+    elif recipe.data == Data():
+        recipe = recipe.model_copy(update={"data": Data(packing=False)})  # rows of one's own are never packed
     backend, most = backend_of(recipe), None
     if largest:
         if target.device.world > 1 or not recipe.backend.runs_torch:
