@@ -19,8 +19,8 @@ def test_trackers_are_told_what_the_file_holds(tiny):
     Trainer(recipe={**tiny, "report_to": "tensorboard"}).train()
     events = (Path(tiny["output_dir"]) / "trackers").rglob("events.out.tfevents*")
     found = {name for file in events for name in read(str(file)).Reload().Tags()["scalars"]}
-    assert {"loss", "grad_norm", "learning_rate", "num_input_tokens_seen", "peak_memory", "eval_accuracy",
-            "eval_perplexity"} <= found
+    assert {"train/loss", "train/grad_norm", "train/learning_rate", "train/peak_memory", "eval/loss", "eval/accuracy",
+            "eval/perplexity"} <= found
 
 
 @pytest.mark.parametrize(("tracker", "error", "said"), [

@@ -81,8 +81,10 @@ class MetricsLog:
     def write(self, values: dict[str, Any]) -> None:
         """Write down what was measured at `values["step"]`."""
         self._file.write(json.dumps(finite(values), allow_nan=False) + "\n")
+        if self._logs:
+            tagged = {_tag(name): value for name, value in values.items() if name != "step"}
         for log in self._logs:
-            log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
+            log(tagged, step=values["step"])
 
     def __enter__(self) -> Self:
         return self
@@ -90,3 +92,8 @@ class MetricsLog:
     def __exit__(self, *raised: object) -> None:
         self._file.close()
         self._trackers.close()
+
+
+def _tag(name: str) -> str:
+    """A metric's name in a tracker: as the Hugging Face Trainer has it there, so that both draw in one chart."""
+    return f"eval/{name[len('eval_'):]}" if name.startswith("eval_") else f"train/{name}"

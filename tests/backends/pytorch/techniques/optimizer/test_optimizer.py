@@ -55,11 +55,9 @@ MODELS = {
         lambda: transformers.T5ForConditionalGeneration(
             transformers.T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
         ),
-        ["shared.weight", *(f"encoder.block.0.layer.0.SelfAttention.{part}.weight" for part in (
-            "q", "k", "v", "o", "relative_attention_bias")),
+        ["shared.weight", *(f"encoder.block.0.layer.0.SelfAttention.{part}.weight" for part in "qkvo"),
          *(f"encoder.block.0.layer.1.DenseReluDense.{part}.weight" for part in ("wi", "wo")),
-         *(f"decoder.block.0.layer.0.SelfAttention.{part}.weight" for part in (
-             "q", "k", "v", "o", "relative_attention_bias")),
+         *(f"decoder.block.0.layer.0.SelfAttention.{part}.weight" for part in "qkvo"),
          *(f"decoder.block.0.layer.1.EncDecAttention.{part}.weight" for part in ("q", "k", "v", "o")),
          *(f"decoder.block.0.layer.2.DenseReluDense.{part}.weight" for part in ("wi", "wo"))],
     ),

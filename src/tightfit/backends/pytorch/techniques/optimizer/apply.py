@@ -45,20 +45,22 @@ the dtype's rounding error, 7.8e-3 for bf16: larger than most gradients, which w
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """The trainable parameters in two groups, in the model's order: those that decay, and those that do not.
 
-    Biases (experts' too, stacked to a matrix), vectors and whatever a normalization layer owns do not decay. A tied
+    Biases (experts' too, stacked to a matrix, and tables of position biases), vectors and whatever a normalization
+    layer owns do not decay. A tied
     parameter appears once, a frozen one not at all, a group with nothing in it neither. Raises ModelError if nothing is
     trainable.
     """
     decay: list[nn.Parameter] = []
     keep: list[nn.Parameter] = []
     seen: set[nn.Parameter] = set()
-    for module in model.modules():
+    for path, module in model.named_modules():
         normalizes = "norm" in type(module).__name__.lower()
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen or not parameter.requires_grad:
                 continue
             seen.add(parameter)
-            (keep if normalizes or name.endswith("bias") or parameter.ndim < 2 else decay).append(parameter)
+            biases = "bias" in f"{path}.{name}"  # as transformers reads the names: T5's relative_attention_bias.weight
+            (keep if normalizes or biases or parameter.ndim < 2 else decay).append(parameter)
     if not seen:
         raise ModelError(f"model: {type(model).__name__} has no parameter that requires a gradient; nothing to train")
     groups = [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
