@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tightfit.data.preparation import unigram_loss
 from tightfit.data.readers import TEXT
 from tightfit.data.samples import Masking, Packed
-from tightfit.data.tokenized import Part, StreamWriter, TokenStream
+from tightfit.data.tokenized import Part, StreamWriter, TokenStream, unigram_loss
 from tightfit.tasks import IGNORE, get_task
 
 

@@ -16,6 +16,7 @@ from tightfit.data.readers import (
     LABEL,
     LEARNED,
     MESSAGES,
+    PAIR,
     PROMPT,
     TARGET,
     TEXT,
@@ -27,7 +28,7 @@ from tightfit.data.readers import (
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
 from tightfit.data.sources import Dummy, image_processor, open_images, pixel_scale
 from tightfit.data.splitting import Progress, Split, held_out
-from tightfit.data.tokenized import Part, TokenStream, tokenize
+from tightfit.data.tokenized import Part, tokenize, unigram_loss, unlearned
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError, shown
@@ -167,7 +168,11 @@ def _from_text(
     and completions, where the recipe names their fields, or the data has such fields and none of texts."""
     data, task = recipe.data, get_task(recipe.task)
     extra = {"class": {LABEL: data.label}, "target": {TARGET: data.target}}
-    texts: Wanted = {TEXT: data.text, **extra.get(task.predicts, {})}
+    pair = {} if data.text_pair is None else {PAIR: data.text_pair}
+    if pair and task.predicts != "class":
+        raise DataError(f"{PAIR}: {recipe.task} reads one text a row; write task=sequence-classification, or leave it "
+                        "out")
+    texts: Wanted = {TEXT: data.text, **pair, **extra.get(task.predicts, {})}
     named = named_fields(data)
     if named is not None and task.predicts != "next":
         raise DataError(f"{next(iter(named))}: {recipe.task} does not learn from it; write task=causal-lm, or leave it "
@@ -250,17 +255,6 @@ def _from_fields(
     )
 
 
-def unlearned(learned: TokenStream | None, limit: int | None) -> int:
-    """The number of documents without a token that is learned; 0 where all tokens are. limit: positions of a
-    document that are seen."""
-    if learned is None:
-        return 0
-    before = np.concatenate(([0], np.cumsum(learned.tokens, dtype=np.int64)))
-    starts, ends = learned.starts[:-1], learned.starts[1:]
-    stops = ends if limit is None else np.minimum(ends, starts + limit + 1)  # the last is predicted and not shown
-    return int((before[stops] == before[np.minimum(starts + 1, stops)]).sum())
-
-
 def _something_to_learn(task: Task, part: Part, tokenizer: Tokenizer) -> bool:
     """Whether any token of the training documents can be a label, or where they have classes, tells one."""
     train = part.streams[TEXT]
@@ -284,16 +278,3 @@ def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: T
     documents = Documents(part=part, seq_len=recipe.seq_len, facts=facts, masking=masking,
                           special_ids=(*tokenizer.special_ids, tokenizer.end_id))
     return padded(documents, recipe, facts)
-
-
-def unigram_loss(task: Task, train: Part, held_out: Part) -> float | None:
-    """Nats per held-out token, predicted by how often each token occurs in training (add-one smoothed); None where no
-    tokens are predicted, or not all."""
-    if task.predicts == "class" or LEARNED in train.streams:
-        return None
-    text = TARGET if task.predicts == "target" else TEXT
-    stream, counts = held_out.streams[text], train.streams[text].counts + 1
-    seen = stream.counts.astype(np.float64)
-    if task.predicts == "next":  # a document's first token is never predicted
-        seen -= np.bincount(stream.tokens[stream.starts[:-1]], minlength=len(seen))
-    return float((seen * -np.log(counts / counts.sum())).sum() / max(seen.sum(), 1.0))

@@ -16,9 +16,9 @@ from typing import Any
 
 from tightfit.errors import DataError, cut, one_line, shown
 
-TEXT, TARGET, LABEL = "data.text", "data.target", "data.label"
+TEXT, PAIR, TARGET, LABEL = "data.text", "data.text_pair", "data.target", "data.label"
 MESSAGES, PROMPT, COMPLETION = "data.messages", "data.prompt", "data.completion"
-TEXTS = (TEXT, TARGET, PROMPT, COMPLETION)
+TEXTS = (TEXT, PAIR, TARGET, PROMPT, COMPLETION)
 """The recipe fields that name a field of the data, and those whose values are texts."""
 INPUT, OUTPUT = "input", "output"
 """Fields of Alpaca's format beside `instruction`, which is read as `data.messages`: its input, and its response."""
@@ -29,6 +29,8 @@ OPTIONAL = (INPUT, TOOLS)
 """Fields that rows may lack."""
 LEARNED = "learned"
 """The stream that says of each token of the text whether it is learned, where not all are."""
+SIDES = "sides"
+"""The stream that says of each token of a pair of texts whose it is, see `Tokenizer.pairs`."""
 
 Wanted = Mapping[str, str]
 Row = tuple[Any, ...]

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tightfit.data.readers import LEARNED, TARGET, TEXT
+from tightfit.data.readers import LEARNED, SIDES, TARGET, TEXT
 from tightfit.data.tokenized import Part, TokenStream
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
@@ -132,6 +132,22 @@ def truncated(ids: Array, length: int, special_ids: tuple[int, ...]) -> Array:
     return np.concatenate((ids[: length - kept], ids[len(ids) - kept :]))
 
 
+def pair_inputs(ids: Array, sides: Array, length: int) -> dict[str, Array]:
+    """A model's inputs of a pair of texts in at most `length` tokens: the longer text is cut, then both are, and
+    special tokens stay. sides: of `Tokenizer.pairs`."""
+    side, types = np.divmod(sides, 4)
+    of_text = [side == 1, side == 2]
+    first, second = (int(part.sum()) for part in of_text)
+    room = max(min(length - len(ids), 0) + first + second, 0)
+    shorter = min(first, second, room // 2)
+    kept = (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+    shown = side == 0
+    for part, most in zip(of_text, kept, strict=True):
+        shown |= part & (np.cumsum(part) <= most)
+    inputs = {"input_ids": ids[shown][:length]}
+    return {**inputs, "token_type_ids": types[shown][:length]} if types.any() else inputs
+
+
 @dataclass(frozen=True, kw_only=True)
 class Documents:
     """The documents of a part, cut to `seq_len` tokens, as examples of the task that they were read for.
@@ -156,6 +172,10 @@ class Documents:
             if LEARNED in streams:
                 labelled = np.where(streams[LEARNED].document(index, length + 1), ids, IGNORE)
             return Example({"input_ids": ids[:length]}, next_tokens(labelled, length).labels)
+        if SIDES in streams:
+            assert self.part.classes is not None
+            inputs = pair_inputs(streams[TEXT].document(index), streams[SIDES].document(index), length)
+            return Example(inputs, self.part.classes[index])
         ids = truncated(streams[TEXT].document(index), length, self.special_ids)
         if self.masking is not None:
             shown, labels = self.masking.apply(ids, epoch, index)

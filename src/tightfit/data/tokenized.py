@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from tightfit.data.caching import cached
-from tightfit.data.readers import LABEL, LEARNED, MESSAGES, PROMPT, TARGET, TEXT, TEXTS, Row, Wanted
+from tightfit.data.readers import LABEL, LEARNED, MESSAGES, PAIR, PROMPT, SIDES, TARGET, TEXT, TEXTS, Row, Wanted
 from tightfit.data.splitting import Progress, Split
-from tightfit.data.tokenizing import Tokenizer
+from tightfit.data.tokenizing import SIDES_SIZE, Tokenizer
 from tightfit.errors import DataError, shown
 from tightfit.files import digest
-from tightfit.tasks import Array
+from tightfit.tasks import Array, Task
 
 PARTS = ("train", "evaluation")
 BATCH_CHARACTERS = 1 << 21
@@ -138,6 +138,8 @@ def streams_of(wanted: Wanted) -> list[str]:
     """The names of the streams that documents with these fields become."""
     if MESSAGES in wanted or PROMPT in wanted:
         return [TEXT, LEARNED]
+    if PAIR in wanted:
+        return [TEXT, SIDES]
     return [key for key in wanted if key in TEXTS]
 
 
@@ -180,8 +182,9 @@ def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
 def _encode(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress | None) -> Array:
     """Write the rows' streams into a folder for each part; the rows' parts, int64 (rows,)."""
     streams, wanted = streams_of(split.wanted), list(split.wanted)
-    sizes = {key: 2 if key == LEARNED else tokenizer.vocab_size for key in streams}
-    writers = {key: [StreamWriter(folder / part / key, sizes[key]) for part in PARTS] for key in streams}
+    sizes = {LEARNED: 2, SIDES: SIDES_SIZE}
+    writers = {key: [StreamWriter(folder / part / key, sizes.get(key, tokenizer.vocab_size)) for part in PARTS]
+               for key in streams}
     parts: list[int] = []
     total = len(split.chosen)
     for batch in _batches(split.rows()):
@@ -191,6 +194,9 @@ def _encode(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress
 
             origins = [split.origin(len(parts) + number) for number in range(1, len(rows) + 1)]
             encoded = encode(split.wanted, rows, tokenizer, origins)
+        elif SIDES in streams:
+            ids, sides = zip(*tokenizer.encode_pairs([(row[0], row[1]) for row in rows]), strict=True)
+            encoded = {TEXT: [*ids], SIDES: [*sides]}
         else:
             # What a model reads to answer is as the tokenizer makes it: so it is read when the model is used.
             encoded = {key: tokenizer.encode_batch([row[wanted.index(key)] for row in rows], target=key == TARGET,
@@ -218,3 +224,27 @@ def _batches(rows: Iterable[tuple[int, Row]]) -> Iterator[list[tuple[int, Row]]]
             waiting, size = [], 0
     if waiting:
         yield waiting
+
+
+def unlearned(learned: TokenStream | None, limit: int | None) -> int:
+    """The number of documents without a token that is learned; 0 where all tokens are. limit: positions of a
+    document that are seen."""
+    if learned is None:
+        return 0
+    before = np.concatenate(([0], np.cumsum(learned.tokens, dtype=np.int64)))
+    starts, ends = learned.starts[:-1], learned.starts[1:]
+    stops = ends if limit is None else np.minimum(ends, starts + limit + 1)  # the last is predicted and not shown
+    return int((before[stops] == before[np.minimum(starts + 1, stops)]).sum())
+
+
+def unigram_loss(task: Task, train: Part, held_out: Part) -> float | None:
+    """Nats per held-out token, predicted by how often each token occurs in training (add-one smoothed); None where no
+    tokens are predicted, or not all."""
+    if task.predicts == "class" or LEARNED in train.streams:
+        return None
+    text = TARGET if task.predicts == "target" else TEXT
+    stream, counts = held_out.streams[text], train.streams[text].counts + 1
+    seen = stream.counts.astype(np.float64)
+    if task.predicts == "next":  # a document's first token is never predicted
+        seen -= np.bincount(stream.tokens[stream.starts[:-1]], minlength=len(seen))
+    return float((seen * -np.log(counts / counts.sum())).sum() / max(seen.sum(), 1.0))

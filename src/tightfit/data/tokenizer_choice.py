@@ -139,7 +139,7 @@ def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str
 
 def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str]) -> Any:
     """A byte-level BPE `tokenizers.Tokenizer` of at most `vocab_size` tokens, the special ones first."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trainers
     from tokenizers import Tokenizer as Backend
 
     backend = Backend(models.BPE())
@@ -156,6 +156,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str]) -> Any
     with own_threads():
         backend.train_from_iterator(_at_most(texts, TRAINING_CHARACTERS), trainer)
     backend.pre_tokenizer = byte_level
+    end = (END, backend.token_to_id(END))
+    backend.post_processor = processors.TemplateProcessing(pair=f"$A {END} $B", special_tokens=[end])
     return backend
 
 

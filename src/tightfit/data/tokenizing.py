@@ -33,9 +33,14 @@ NAMES = {
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """A folder with any of these holds a tokenizer."""
 
+SIDES_SIZE = 12
+"""Values of a token of a pair: whose it is (0 a special token's, 1 the first text's, 2 the second's), times 4, and its
+token type, 0 where the tokenizer's models read none."""
+
 CHUNK = 32
 """Documents that a thread encodes at a time."""
 
+Text = TypeVar("Text")
 Encoded = TypeVar("Encoded")
 
 
@@ -48,7 +53,8 @@ class Tokenizer:
     ids: of each text, with the special tokens that the tokenizer puts around it. offsets: of each text the ids, and
     where in it each token begins and ends; the flag asks for special tokens, which lie nowhere. save: writes into a
     folder the files from which `transformers.AutoTokenizer` makes it again. target_ids: as `ids`, of texts that others
-    are turned into, where those are written otherwise, as in another language; never in several threads.
+    are turned into, where those are written otherwise, as in another language; never in several threads. pairs: of each
+    pair of texts the ids with special tokens, and as many of `SIDES_SIZE` values.
     """
 
     backend: Any
@@ -60,6 +66,7 @@ class Tokenizer:
     fingerprint: str
     ids: Callable[[Sequence[str]], list[list[int]]]
     offsets: Callable[[Sequence[str], bool], list[tuple[list[int], list[tuple[int, int]]]]]
+    pairs: Callable[[Sequence[tuple[str, str]]], list[tuple[list[int], list[int]]]]
     save: Callable[[Path], object]
     target_ids: Callable[[Sequence[str]], list[list[int]]] | None = None
 
@@ -75,6 +82,12 @@ class Tokenizer:
 
         with own_threads():
             return in_threads(encode, texts) if self.fast and ids_of is self.ids else encode(texts)
+
+    def encode_pairs(self, texts: Sequence[tuple[str, str]]) -> list[tuple[Array, Array]]:
+        """The ids of each pair of texts, and whose each is: `pairs` as int64, 1-d."""
+        with own_threads():
+            found = in_threads(self.pairs, texts)
+        return [(np.array(ids, np.int64), np.array(sides, np.int64)) for ids, sides in found]
 
     def _ends(self, ids: list[int]) -> bool:
         """Whether a document has its end: last, or in front of a special token such as its language's."""
@@ -125,8 +138,15 @@ def bare_tokenizer(backend: Any, name: str) -> Tokenizer:
         ids=lambda texts: [list(encoding.ids) for encoding in backend.encode_batch_fast(list(texts))],
         offsets=lambda texts, special: [
             (list(e.ids), list(e.offsets)) for e in backend.encode_batch(list(texts), add_special_tokens=special)],
+        pairs=lambda texts: [_sided(encoding, types=False) for encoding in backend.encode_batch(list(texts))],
         save=save,
     )
+
+
+def _sided(encoding: Any, types: bool) -> tuple[list[int], list[int]]:
+    """A `tokenizers.Encoding` of two texts as `pairs` has it. types: whether its token types are read."""
+    sides = [4 * (0 if side is None else side + 1) for side in encoding.sequence_ids]
+    return list(encoding.ids), [a + b for a, b in zip(sides, encoding.type_ids, strict=True)] if types else sides
 
 
 @contextmanager
@@ -144,7 +164,7 @@ def own_threads() -> Iterator[None]:
             os.environ[name] = before
 
 
-def in_threads(encode: Callable[[Sequence[str]], list[Encoded]], texts: Sequence[str]) -> list[Encoded]:
+def in_threads(encode: Callable[[Sequence[Text]], list[Encoded]], texts: Sequence[Text]) -> list[Encoded]:
     """`encode` over `texts`, in order, a chunk of them in each of as many threads as this process has cores."""
     chunks = [texts[i : i + CHUNK] for i in range(0, len(texts), CHUNK)]
     with ThreadPoolExecutor(cores()) as pool:
@@ -207,6 +227,14 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
         found = backend(list(texts), add_special_tokens=special, return_offsets_mapping=True, **options)
         return list(zip(found["input_ids"], found["offset_mapping"], strict=True))
 
+    def pairs(texts: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        if not backend.is_fast:
+            raise DataError(f"tokenizer: {name} does not say which token is of which text, which data.text_pair needs; "
+                            "write tokenizer=<one with a tokenizer.json>")
+        types = "token_type_ids" in backend.model_input_names
+        firsts, seconds = zip(*texts, strict=True)
+        return [_sided(encoding, types) for encoding in backend(firsts, seconds, verbose=False).encodings]
+
     def target_ids(texts: Sequence[str]) -> list[list[int]]:
         return [list(ids) for ids in backend(text_target=list(texts), **options)["input_ids"]]
 
@@ -220,6 +248,7 @@ def load_tokenizer(name: str, trust_remote_code: bool) -> Tokenizer:
         fingerprint=fingerprint,
         ids=lambda texts: [list(ids) for ids in backend(list(texts), **options)["input_ids"]],
         offsets=offsets,
+        pairs=pairs,
         save=backend.save_pretrained,
         target_ids=target_ids if hasattr(backend, "_switch_to_target_mode") else None,
     )

@@ -108,6 +108,9 @@ class Data(BaseModel):
     """The Hugging Face dataset's split to train on."""
     text: str = "text"
     """Field that holds the text (seq2seq: the source text)."""
+    text_pair: str | None = None
+    """Field that holds the second text of pairs, such as a hypothesis, of which sequence-classification tells the
+    class."""
     messages: str | None = None
     """Field that holds a conversation, of which a causal-lm learns the assistant's turns: a list of messages with
     `role` and `content`; by default `messages`, where there is no field of texts."""
