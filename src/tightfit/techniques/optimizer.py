@@ -30,6 +30,7 @@ class Optimizer(Technique):
     tolerance: ClassVar[float] = 0.1
     changes_states: ClassVar[bool] = True
     trains_only: ClassVar[bool] = True
+    auto_on: ClassVar[tuple[str, ...]] = ("pytorch",)
     state_bytes: ClassVar[float]
     """Bytes of optimizer state a parameter, for fp32 weights, as a rule of thumb."""
     works_on_shards: ClassVar[bool] = True
@@ -92,7 +93,6 @@ class _Quantized(_Adam):
     bf16_roundings: ClassVar = ("stochastic", "nearest")
     numerics_change: ClassVar[int] = 1
     hf_adam: ClassVar[bool] = True
-    auto_on: ClassVar = ("pytorch",)
 
     block_size: BlockSize = 256
     """Values that share one scale."""
@@ -104,12 +104,12 @@ class AdamW(_Adam):
     (foreach), or in one fused kernel; or in the fused kernel of NVIDIA's Apex."""
 
     name: ClassVar[str] = "adamw"
+    auto_on: ClassVar = ("pytorch", "jax")
     exact: ClassVar = "rounding"
     speed: ClassVar[str] = "fused is the fastest, loop the slowest"
     memory: ClassVar[str] = "8 bytes a parameter; foreach adds about one copy of the parameters at its peak"
     state_bytes: ClassVar[float] = 8.0
     bf16_roundings: ClassVar = ("kahan", "stochastic", "nearest")
-
     hf_names: ClassVar = {"adamw_torch_fused": {"implementation": ("auto", "fused")},
                           "adamw_torch": {"implementation": ("foreach",)},
                           "adamw_apex_fused": {"implementation": ("apex",)},

@@ -118,13 +118,13 @@ class _Mixed(_Fp32Weights):
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
-        if device.kind == "cpu" or half_precision(device) is not cls:
+        if device.kind == "cpu" or half_precision(device) is not cls or recipe.backend.name not in cls.auto_on:
             return None
         return cls(full_eval=recipe.mode == "inference")
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
-        if half_precision(device) is not cls:
+        if half_precision(device) is not cls or recipe.backend.name not in cls.auto_on:
             return []
         return [cls(full_eval=True), cls()] if recipe.mode == "inference" else [cls()]
 
@@ -154,6 +154,7 @@ class Fp16(_Mixed):
     """Mixed precision with 16-bit floating point under autocast, and dynamic loss scaling against its small range."""
 
     name: ClassVar[str] = "fp16"
+    auto_on: ClassVar = ("pytorch",)
     loss_scaling: ClassVar[bool] = True
     hf_flag: ClassVar = "fp16"
     computes_in: ClassVar[str] = "float16"
@@ -179,6 +180,7 @@ class Bf16Pure(Precision):
     update is rounded stochastically or carries a Kahan compensation."""
 
     name: ClassVar[str] = "bf16-pure"
+    auto_on: ClassVar = ("pytorch",)
     computes_in: ClassVar[str] = "bfloat16"
     exact: ClassVar = "changes"
     numerics_change: ClassVar[int] = 2
@@ -202,7 +204,7 @@ class Bf16Pure(Precision):
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
-        return [] if recipe.mode == "inference" else cls.representative_settings()
+        return [] if recipe.mode == "inference" else super().search_settings(recipe, device)
 
     def saving(self, recipe: Recipe) -> str:
         full = recipe.precision != "auto" and recipe.precision.weight_bytes > self.weight_bytes

@@ -44,7 +44,7 @@ def lowered(kind: str, layout: str) -> jax.stages.Lowered:
 @cache
 def computed(kind: str, layout: str) -> dict[str, np.ndarray]:
     made = build()
-    params = made.network.init(jax.random.key(0), jnp.float32)
+    params = made.network.init(jax.random.key(0))
     ids = np.random.default_rng(0).integers(0, 64, (2, 2, 8)).astype(np.int32)
     global_batch = jax.device_put({"input_ids": ids, "labels": ids}, made.batch_sharding)
     run = lowered(kind, layout).compile(compiler_options=fast_options())

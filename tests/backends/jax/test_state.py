@@ -25,8 +25,7 @@ def scrambled(step: Step) -> Step:
     return step
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", {"name": "adafactor", "scale_parameter": False},
-                                       {"name": "sgd", "momentum": 0.0}], ids=str)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", {"name": "sgd", "momentum": 0.0}], ids=str)
 def test_a_state_comes_back(optimizer, tmp_path):
     step, fresh = scrambled(Step(build(optimizer=optimizer))), Step(build(optimizer=optimizer))
     fresh.load(tmp_path, step.save(tmp_path))
@@ -49,7 +48,7 @@ def test_another_recipes_checkpoint_is_told(tmp_path):
     step = Step(build())
     meta = step.save(tmp_path)
     with pytest.raises(CheckpointError, match="optimizer state is another recipe's"):
-        Step(build(optimizer="lion")).load(tmp_path, meta)
+        Step(build(optimizer="sgd")).load(tmp_path, meta)
     with pytest.raises(CheckpointError, match=r"weights is another recipe's; .*layers\.2"):
         Step(build(model_overrides={"num_layers": 2})).load(tmp_path, meta)
     (tmp_path / WEIGHTS).write_bytes(b"no safetensors")

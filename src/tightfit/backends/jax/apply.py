@@ -19,7 +19,8 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     ), unchanged),
     techniques.attention.Eager: attention.eager,
     techniques.attention.Sdpa: attention.sdpa,
-    **dict.fromkeys(precision.CHOICES, precision.precision),
+    techniques.precision.Fp32: precision.fp32,
+    techniques.precision.Bf16: precision.bf16,
     **dict.fromkeys((
         techniques.checkpointing.NoCheckpointing, techniques.checkpointing.EveryBlock,
         techniques.checkpointing.EveryNth, techniques.checkpointing.Segments, techniques.checkpointing.MlpOnly,
@@ -28,22 +29,22 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     techniques.accumulation.Loop: accumulation.loop,
     techniques.accumulation.Scan: accumulation.scan,
     techniques.optimizer.AdamW: optimizer.adamw,
-    techniques.optimizer.AdamWAnyPrecision: optimizer.adamw_anyprecision,
     techniques.optimizer.Sgd: optimizer.sgd,
-    techniques.optimizer.Adafactor: optimizer.adafactor,
-    techniques.optimizer.Lion: optimizer.lion,
 }
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""
 
 WHOLE_LOGITS = "the whole step is XLA's to fuse, and no chunks are cut for the loss; write loss=plain"
 XLA_COMPILES = "XLA compiles every step whole, and torch.compile has no part in it; write compile=off"
-QUANTIZED = "optax has no states of so few bits; write optimizer=adafactor or optimizer=lion, or backend=pytorch"
+FP32_WEIGHTS = "weights are fp32 here, and products fp32 or bf16; write precision=bf16, or backend=pytorch"
+THRIFTY = "optimizers here are those of fp32 states; write optimizer=adamw or optimizer=sgd, or backend=pytorch"
 
 ABSENT: Mapping[type[Technique], str] = {
     **dict.fromkeys((techniques.base.Bf16Base, techniques.base.Fp16Base, techniques.base.Int8, techniques.base.Nf4),
                     "all of a step's weights are trained and have one format; write base=as-is, or backend=pytorch"),
     **dict.fromkeys((techniques.trainable.Lora, techniques.trainable.Dora, techniques.trainable.Layers),
                     "gradients are of all weights at once; write trainable=all, or backend=pytorch"),
+    techniques.precision.Fp16: FP32_WEIGHTS,
+    techniques.precision.Bf16Pure: FP32_WEIGHTS,
     techniques.precision.Fp8: "torchao's products and scales are PyTorch's; write precision=bf16, or backend=pytorch",
     techniques.offload.Host: "blocks are fetched by PyTorch's step; write offload=none, or backend=pytorch",
     techniques.accumulation.ByBlock: "XLA compiles all micro-batches as one program; write accumulation=scan, or "
@@ -60,8 +61,8 @@ ABSENT: Mapping[type[Technique], str] = {
     techniques.checkpointing.TiledMlp: "XLA plans a block's memory as a whole; write checkpointing=every-block",
     techniques.compile.PerBlock: XLA_COMPILES,
     techniques.compile.WholeModel: XLA_COMPILES,
-    techniques.optimizer.AdamW8bit: QUANTIZED,
-    techniques.optimizer.AdamW4bit: QUANTIZED,
+    **dict.fromkeys((techniques.optimizer.Adafactor, techniques.optimizer.AdamW8bit, techniques.optimizer.AdamW4bit,
+                     techniques.optimizer.AdamWAnyPrecision, techniques.optimizer.Lion), THRIFTY),
     **dict.fromkeys((techniques.parallel.Ddp, techniques.parallel.Fsdp, techniques.parallel.Zero),
                     "one process serves all of a machine's devices; write parallel=dp"),
 }

@@ -19,7 +19,6 @@ from tightfit.backends.jax.build import Build
 from tightfit.backends.jax.network import ATTENTION, dropout
 from tightfit.errors import Refused
 from tightfit.techniques.attention import Eager, Sdpa
-from tightfit.techniques.precision import Fp16
 
 IMPLEMENTATIONS = {"auto": None, "math": "xla", "cudnn": "cudnn"}
 """JAX's names of the technique's kernels; None lets JAX choose."""
@@ -38,8 +37,6 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
         unserved.append(f"has no dropout; write model_overrides.{dropped}=0")
     if softmax != "float32":
         unserved.append("computes its softmax in float32; write model_overrides.softmax_dtype=float32")
-    if isinstance(build.recipe.precision, Fp16) and build.device.kind == "cpu":
-        unserved.append("computes no fp16 on a processor; write precision=bf16")
     if not unserved:
         implementation = IMPLEMENTATIONS[technique.kernel]
         return replace(build, attention_fn=partial(dot_product_attention, implementation=implementation))

@@ -54,8 +54,8 @@ class Build:
 
     devices: what the step runs on; more than one share each micro-batch's rows.
     stored: the folder of the model's weights; None where they are drawn.
-    weight_dtype: what weights are kept in. compute_dtype: what products are computed in. matmul_precision: how fp32
-    products are, in JAX's words; None leaves it to JAX. loss_scaling: whether the loss is scaled against underflow.
+    compute_dtype: what products are computed in; weights are kept in fp32. matmul_precision: how fp32 products are, in
+    JAX's words; None leaves it to JAX.
     attention_fn, recomputation, sum_gradients, optimizer: what the techniques chose.
     compiler_options: XLA's, by name.
     notes: sentences for the person running this.
@@ -68,10 +68,8 @@ class Build:
     facts: ModelFacts
     network: Network
     stored: Path | None = None
-    weight_dtype: Any = jnp.float32
     compute_dtype: Any = jnp.float32
     matmul_precision: str | None = None
-    loss_scaling: bool = False
     attention_fn: AttentionFn | None = None
     recomputation: Recomputation = field(default_factory=Recomputation)
     sum_gradients: SumGradients | None = None

@@ -29,8 +29,8 @@ MODEL = "model.safetensors"
 WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 
 
-def read_weights(network: Network, folder: Path, dtype: Any) -> dict[str, Array]:
-    """The stored weights, layers stacked, in `dtype`. Raises ModelError naming what is missing or of another shape."""
+def read_weights(network: Network, folder: Path) -> dict[str, Array]:
+    """The stored weights, layers stacked, in fp32. Raises ModelError naming what is missing or of another shape."""
     try:
         stored = dict(_stored(network, folder))
     except (OSError, SafetensorError) as error:
@@ -44,7 +44,7 @@ def read_weights(network: Network, folder: Path, dtype: Any) -> dict[str, Array]
         if stored[name].shape != shape:
             raise ModelError(f"model: the stored weight {name} has shape {stored[name].shape}, and the recipe asks for "
                              f"{shape}; take back the changed vocab_size or model_overrides, or write pretrained=false")
-    return network.stack_layers({name: stored.pop(name).astype(dtype) for name in list(stored)})
+    return network.stack_layers({name: stored.pop(name).astype(np.float32) for name in list(stored)})
 
 
 def write_model(network: Network, arrays: dict[str, Array], folder: Path) -> None:

@@ -124,10 +124,10 @@ class Network:
         """Number of parameters, shared ones once."""
         return sum(math.prod(shape) for shape in self.shapes().values())
 
-    def init(self, key: jax.Array, dtype: Any) -> Params:
-        """Initial weights, drawn in fp32."""
+    def init(self, key: jax.Array) -> Params:
+        """Initial weights."""
         shapes = self.shapes()
-        return {name: weight.init(fold_in_name(key, name), shapes[name], jnp.float32).astype(dtype)
+        return {name: weight.init(fold_in_name(key, name), shapes[name], jnp.float32)
                 for name, weight in self.weights.items()}
 
 

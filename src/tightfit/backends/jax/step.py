@@ -51,8 +51,7 @@ class PendingStep:
             found = jax.device_get(self.metrics)
         total, count = found["loss"]
         norm = found.get("grad_norm")
-        return StepResult(loss=Total(float(total), int(count)), grad_norm=None if norm is None else float(norm),
-                          skipped=bool(found.get("skipped", False)))
+        return StepResult(loss=Total(float(total), int(count)), grad_norm=None if norm is None else float(norm))
 
 
 class Step:
@@ -184,7 +183,7 @@ class Step:
         given: list[Any] = [jax.device_put(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), build.replicated)]
         with memory_guard("building the model"):
             if build.stored is not None:
-                weights = read_weights(build.network, build.stored, build.weight_dtype)
+                weights = read_weights(build.network, build.stored)
                 given.append({name: jax.device_put(weights.pop(name), build.replicated) for name in list(weights)})
             begin = jax.jit(partial(initial_state, build), out_shardings=build.replicated, donate_argnums=1,
                             compiler_options=build.compiler_options)

@@ -14,20 +14,10 @@ from tightfit.backends.jax.loading import array_dtype
 from tightfit.backends.jax.network import Params
 
 State = dict[str, Any]
-"""`params`; `optimizer`, its state; `key`, uint32 (2,), of the run's random numbers; `step`, int32; with loss scaling
-`scaler`."""
+"""`params`; `optimizer`, its state; `key`, uint32 (2,), of the run's random numbers; `step`, int32."""
 Arrays = dict[str, jax.Array]
 Metrics = dict[str, Any]
-"""`loss`: (sum, count); `grad_norm`: the norm before clipping, where gradients are clipped; `skipped`: with loss
-scaling, whether nothing was learned."""
-Scaler = dict[str, jax.Array]
-"""Dynamic loss scaling, against the small range of fp16: gradients are of the loss times `scale` (fp32), which grows
-after `steps` (int32) of finite gradients in a row. Where they are not finite, the step changes nothing and it shrinks.
-Figures as torch.amp.GradScaler's."""
-
-FIRST_SCALE, GROWTH, BACKOFF = 65536.0, 2.0, 0.5
-GROWTH_INTERVAL = 2000
-"""Steps in a row with finite gradients after which the scale grows."""
+"""`loss`: (sum, count); `grad_norm`: the norm before clipping, where gradients are clipped."""
 
 
 def train_step(build: Build, state: State, global_batch: Arrays, count: jax.Array, learning_rate: jax.Array) -> tuple[
@@ -39,39 +29,27 @@ def train_step(build: Build, state: State, global_batch: Arrays, count: jax.Arra
     sizes of its micro-batches: each micro-batch adds its own sum over the global batch's count.
     """
     assert build.optimizer is not None
-    params, scaler = state["params"], state.get("scaler")
+    params = state["params"]
     key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
-    total, gradients = global_batch_gradients(build, params, global_batch, count, key, scaler and scaler["scale"])
+    total, gradients = global_batch_gradients(build, params, global_batch, count, key)
     metrics: Metrics = {"loss": (total, count)}
     with jax.named_scope("optimizer"):
-        if scaler is not None:
-            gradients, finite = unscale(gradients, scaler)
         if build.recipe.max_grad_norm:
             with jax.named_scope("clip"):
                 gradients, metrics["grad_norm"] = clip_by_global_norm(gradients, build.recipe.max_grad_norm)
-        learned = build.optimizer.update(gradients, state["optimizer"], params, learning_rate)
-        fresh: State = {"key": state["key"], "step": state["step"] + 1}
-        if scaler is not None:
-            before = (params, state["optimizer"])
-            learned = jax.tree.map(lambda new, old: jnp.where(finite, new, old), learned, before)
-            metrics["skipped"] = ~finite
-            fresh["scaler"] = next_scaler(scaler, finite)
-    fresh["params"], fresh["optimizer"] = learned
-    return fresh, metrics
+        params, optimizer = build.optimizer.update(gradients, state["optimizer"], params, learning_rate)
+    return {"params": params, "optimizer": optimizer, "key": state["key"], "step": state["step"] + 1}, metrics
 
 
 def global_batch_gradients(
-    build: Build, params: Params, global_batch: Arrays, count: jax.Array, key: jax.Array | None,
-    scale: jax.Array | None = None,
-) -> tuple[jax.Array, Params]:  # fmt: skip
-    """A global batch's summed loss, and the gradients of its mean over `count` labels, times `scale` where there is
-    one. key: of dropout."""
+    build: Build, params: Params, global_batch: Arrays, count: jax.Array, key: jax.Array | None
+) -> tuple[jax.Array, Params]:
+    """A global batch's summed loss, and the gradients of its mean over `count` labels. key: of dropout."""
     assert build.sum_gradients is not None
 
     def share(params: Params, batch: Arrays, number: jax.Array) -> tuple[jax.Array, jax.Array]:
         total = loss_sum(build, params, batch, None if key is None else jax.random.fold_in(key, number))
-        mean = total / jnp.maximum(count, 1)
-        return mean if scale is None else mean * scale, total
+        return total / jnp.maximum(count, 1), total
 
     def compute(batch: Arrays, number: jax.Array) -> tuple[jax.Array, Params]:
         (_, total), gradients = jax.value_and_grad(share, has_aux=True)(params, batch, number)
@@ -89,23 +67,9 @@ def eval_step(build: Build, params: Params, global_batch: Arrays) -> tuple[jax.A
 
 def clip_by_global_norm(gradients: Params, limit: float) -> tuple[Params, jax.Array]:
     """The gradients scaled down to a global norm of `limit`, if it is larger, and the norm before that."""
-    norm = jnp.sqrt(sum(jnp.square(g.astype(jnp.float32)).sum() for g in gradients.values()))
+    norm = jnp.sqrt(sum(jnp.square(gradient).sum() for gradient in gradients.values()))
     scale = jnp.minimum(limit / (norm + 1e-6), 1.0)
-    return {name: (g * scale).astype(g.dtype) for name, g in gradients.items()}, norm
-
-
-def unscale(gradients: Params, scaler: Scaler) -> tuple[Params, jax.Array]:
-    """The gradients of the loss itself, and whether all of them are finite."""
-    found = {name: gradient / scaler["scale"] for name, gradient in gradients.items()}
-    return found, jnp.stack([jnp.isfinite(gradient).all() for gradient in found.values()]).all()
-
-
-def next_scaler(scaler: Scaler, finite: jax.Array) -> Scaler:
-    """The scaler after a step."""
-    steps = jnp.where(finite, scaler["steps"] + 1, 0)
-    grows = steps >= GROWTH_INTERVAL
-    scale = jnp.where(finite, jnp.where(grows, scaler["scale"] * GROWTH, scaler["scale"]), scaler["scale"] * BACKOFF)
-    return {"scale": scale, "steps": jnp.where(grows, 0, steps)}
+    return {name: gradient * scale for name, gradient in gradients.items()}, norm
 
 
 def initial_state(build: Build, key: jax.Array, params: Params | None = None) -> State:
@@ -115,11 +79,8 @@ def initial_state(build: Build, key: jax.Array, params: Params | None = None) ->
     """
     assert build.optimizer is not None
     if params is None:
-        params = build.network.init(jax.random.wrap_key_data(key), build.weight_dtype)
-    state: State = {"params": params, "optimizer": build.optimizer.init(params), "key": key, "step": jnp.int32(0)}
-    if build.loss_scaling:
-        state["scaler"] = {"scale": jnp.float32(FIRST_SCALE), "steps": jnp.int32(0)}
-    return state
+        params = build.network.init(jax.random.wrap_key_data(key))
+    return {"params": params, "optimizer": build.optimizer.init(params), "key": key, "step": jnp.int32(0)}
 
 
 def abstract_state(build: Build) -> State:
