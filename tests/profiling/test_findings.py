@@ -13,7 +13,6 @@ from tightfit.profiling.findings import findings, source_of
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import steps_of
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Trace
-from tightfit.trace.file import SAMPLED
 
 CARD = find_device("rtx-4090")
 
@@ -152,13 +151,6 @@ def test_what_matters_most_comes_first():
     ranks = [finding.rank for finding in findings(profile())]
     assert len(ranks) >= 3
     assert ranks == sorted(ranks, reverse=True)
-
-
-def test_sums_of_a_sample_find_nothing():
-    made = profile()
-    sampled = replace(made, measured=replace(made.measured, notes=[f"{SAMPLED}: 9 of 10 ops were left out"]))
-    assert found(sampled, "launch-bound") is None
-    assert found(sampled, "waits for data") is not None
 
 
 def test_without_traces_and_with_odd_ones():

@@ -99,10 +99,3 @@ def test_a_trace_that_is_gone_or_cut(tmp_path):
     trace.unlink()
     with pytest.raises(ReportError, match=r"measured\.json\.gz.*cannot be read"):
         profiles.load(tmp_path)
-
-
-def test_a_limit_samples_and_says_so(tmp_path):
-    profiles.save(profile(), tmp_path)
-    loaded = profiles.load(tmp_path, limit=100)
-    assert len(loaded.measured.ops) == len(loaded.predicted.allocations) == 100
-    assert any(note.startswith("the trace is sampled") for note in loaded.measured.notes)

@@ -1,11 +1,10 @@
-"""Trace files: what is written is what is read, bad files are named, and large ones are sampled in bounded memory."""
+"""Trace files: what is written is what is read, and bad files are named."""
 
 from __future__ import annotations
 
 import errno
 import gzip
 import json
-import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -48,7 +47,6 @@ def test_what_is_written_is_what_is_read(path, make):
     trace = make()
     save_trace(trace, path)
     assert load_trace(path) == trace
-    assert load_trace(path, limit=10**6) == trace
 
 
 def test_many_blocks(path):
@@ -141,50 +139,6 @@ def test_a_damaged_value_is_named(path, old, new):
     write(path, text.replace(old, new, 1).split("\n"))
     with pytest.raises(ReportError, match="damaged"):
         load_trace(path)
-
-
-def test_the_longest_ops_and_the_largest_allocations_stay(path):
-    count, limit = 3 * BLOCK, 500
-    ops = [op(i, seconds=1e-6 * (1 + i % 10) if i % 97 else 1.0 + i) for i in range(count)]
-    allocations = [allocation(i, 100 if i % 101 else 10**6 + i, i + 5) for i in range(count)]
-    save_trace(Trace(origin="measured", ops=ops, allocations=allocations, notes=["one"]), path)
-    sampled = load_trace(path, limit=limit)
-    assert len(sampled.ops) == len(sampled.allocations) == limit
-    assert {o.tick for o in ops if o.seconds >= 1} <= {o.tick for o in sampled.ops}
-    assert {a.born for a in allocations if a.bytes > 100} <= {a.born for a in sampled.allocations}
-    assert [o.tick for o in sampled.ops] == sorted(o.tick for o in sampled.ops)
-    assert set(map(repr, sampled.ops)) <= set(map(repr, ops))
-    assert sampled.notes[0] == "one"
-    assert [note.split(":")[0] for note in sampled.notes[1:]] == ["the trace is sampled"] * 2
-    assert f"{count - limit:,} of {count:,} ops were left out (95.9 %)" in sampled.notes[1]
-    left = 1 - sum(a.bytes for a in sampled.allocations) / sum(a.bytes for a in allocations)
-    assert f"with {100 * left:.2g} % of their bytes" in sampled.notes[2]
-    assert load_trace(path, limit=limit) == sampled
-
-
-def test_of_ops_without_seconds_those_with_most_work_stay(path):
-    ops = [op(i, seconds=None, flops=10**9 if i == 777 else 5) for i in range(2 * BLOCK)]
-    save_trace(Trace(origin="predicted", ops=ops), path)
-    assert 777 in {o.tick for o in load_trace(path, limit=10).ops}
-
-
-@pytest.mark.cold
-def test_half_a_million_events_take_bounded_memory(path):
-    save_trace(Trace(origin="measured", ops=[replace(op(i), seconds=1e-9 * i) for i in range(BLOCK)]), path)
-    head, block, _ = lines(path)
-    blocks = 500_000 // BLOCK
-    with gzip.open(path, "wt", compresslevel=1) as file:
-        file.write(head + "\n")
-        for _ in range(blocks):
-            file.write(block + "\n")
-        file.write(json.dumps({"end": {"spans": 0, "ops": blocks * BLOCK, "allocations": 0}}) + "\n")
-    tracemalloc.start()
-    sampled = load_trace(path, limit=2000)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(sampled.ops) == 2000
-    assert f"of {blocks * BLOCK:,} ops" in sampled.notes[0]
-    assert peak < 32 << 20
 
 
 def test_places_streams_and_what_waits_are_kept(path):

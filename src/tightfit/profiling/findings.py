@@ -21,7 +21,6 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.techniques.loading import enough_workers, preparing_seconds
 from tightfit.trace import FUSED_PREFIX, Allocation, Category, Phase
-from tightfit.trace.file import sampling_notes
 
 WORTH_SAYING = 0.01
 """Plain steps differ by as much: below it a finding is noise."""
@@ -68,12 +67,11 @@ class Finding:
 class Rule(NamedTuple):
     """look: yields what it finds in a profile's step: the measured one, or the predicted one where nothing was
     measured. least: the share below which that is left out. compiled: whether it is for steps that
-    a compiler laid out as a whole, or for others; None for both. sums: whether it needs every op."""
+    a compiler laid out as a whole, or for others; None for both."""
 
     look: Callable[[Profile, ProfiledStep], Iterator[Finding]]
     least: float = WORTH_SAYING
     compiled: bool | None = None
-    sums: bool = False
 
 
 def findings(profile: Profile) -> list[Finding]:
@@ -83,8 +81,6 @@ def findings(profile: Profile) -> list[Finding]:
         return []
     step = next(iter(steps.values()))
     rules = [rule for rule in RULES if rule.compiled in (None, step.trace.laid_out)]
-    if sampling_notes(step.trace):  # of ops that were left out the sums say nothing
-        rules = [rule for rule in rules if not rule.sums]
     room = profile.capacity_bytes or step.peak[1]
     found = [each for rule in rules for each in rule.look(profile, step) if each.share >= rule.least]
     return sorted((replace(each, rank=_rank(each, room)) for each in found), key=lambda each: -each.rank)
@@ -273,7 +269,7 @@ def source_of(allocation: Allocation) -> str:
 
 RULES = (
     Rule(_data), Rule(_padding, least=0.0),
-    Rule(_launches, least=0.10, compiled=False, sums=True), Rule(_copies, least=0.10, compiled=False, sums=True),
+    Rule(_launches, least=0.10, compiled=False), Rule(_copies, least=0.10, compiled=False),
     Rule(_full_precision, compiled=False),
     Rule(_largest, compiled=True), Rule(_stacked, compiled=True), Rule(_recomputed, compiled=True),
 )  # fmt: skip

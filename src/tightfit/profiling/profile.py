@@ -31,8 +31,6 @@ NOT_PREDICTED = "not predicted: "
 VALUES = "profile.json"
 TRACES = ("measured", "predicted")
 OF_RUN = "recipe.yaml"
-LIMIT = 500_000
-"""The most ops, and the most allocations, of a trace that are read for a report: more are sampled."""
 
 
 def _resolved(values: Any) -> Recipe:
@@ -153,8 +151,8 @@ def how_to_profile(folder: Path) -> str:
     return f"`tightfit profile {of_run} output_dir={folder}` writes one there"
 
 
-def load(folder: Path, limit: int | None = LIMIT) -> Profile:
-    """The profile in a run's folder, or in that folder's `profile`. limit: as of `load_trace`.
+def load(folder: Path) -> Profile:
+    """The profile in a run's folder, or in that folder's `profile`.
 
     Raises ReportError for a folder that holds none, one that is damaged, or one of a newer version.
     """
@@ -181,7 +179,7 @@ def load(folder: Path, limit: int | None = LIMIT) -> Profile:
         raise _damaged(path, wrong_fields(error)) from None
     except (KeyError, TypeError, OverflowError, RecipeError) as error:
         raise _damaged(path, error) from None
-    traces = {name: load_trace(home / f"{name}.json.gz", limit) for name in named}
+    traces = {name: load_trace(home / f"{name}.json.gz") for name in named}
     return replace(profile, measured=traces.get("measured"), predicted=traces.get("predicted"))
 
 

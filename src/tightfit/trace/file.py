@@ -1,4 +1,4 @@
-"""A trace as a file: gzipped lines of JSON, read and written a block at a time, large ones sampled.
+"""A trace as a file: gzipped lines of JSON, read and written a block at a time.
 
     {"format": "tightfit-trace", "version": 3, "origin": "measured", "unseen": [...], "notes": [...]}
     {"spans": [{"name": "step 1", "start": 0, ...}, ...]}
@@ -13,12 +13,10 @@ file from a truncated one.
 from __future__ import annotations
 
 import gzip
-import heapq
 import json
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -26,14 +24,10 @@ from tightfit.errors import ReportError
 from tightfit.files import replacing
 from tightfit.trace import Allocation, Op, Span, Trace, UntracedMemory
 
-T = TypeVar("T", Op, Allocation)
-
 VERSION: Literal[3] = 3
 BLOCK = 4096
 LONGEST_LINE = 64 << 20
 """Bytes of a line that is still read: a block has about a megabyte."""
-SAMPLED = "the trace is sampled"
-"""Beginning of a note that says what was left out."""
 
 
 class _Header(BaseModel):
@@ -71,14 +65,12 @@ def save_trace(trace: Trace, path: Path) -> None:
             file.write(json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n")
 
 
-def load_trace(path: Path, limit: int | None = None) -> Trace:
-    """Read a trace. limit: the most ops, and the most allocations, to keep; of more, the longest ops and the largest
-    allocations are kept, and the trace's notes say what share was left out. Memory is bounded by it. Raises ReportError
-    for a file that is not there, is none of these, is damaged, or of another version.
-    """
+def load_trace(path: Path) -> Trace:
+    """Read a trace. Raises ReportError for a file that is not there, is none of these, is damaged, or of another
+    version."""
     try:
         with gzip.open(path, "rb") as file:
-            return _read(file, path, limit)
+            return _read(file, path)
     except EOFError:
         raise _damaged(path, "it ends too early") from None
     except (gzip.BadGzipFile, zlib.error) as error:
@@ -87,10 +79,8 @@ def load_trace(path: Path, limit: int | None = None) -> Trace:
         raise ReportError(f"{path}: the trace cannot be read ({error.strerror or error})") from None
 
 
-def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
+def _read(file: gzip.GzipFile, path: Path) -> Trace:
     trace, number, end = _header(file.readline(LONGEST_LINE), path), 1, None
-    ops = _Largest[Op](limit, _op_size)
-    allocations = _Largest[Allocation](limit, lambda allocation: allocation.bytes)
     while raw := file.readline(LONGEST_LINE):
         number += 1
         if end is not None or not raw.endswith(b"\n"):
@@ -100,17 +90,13 @@ def _read(file: gzip.GzipFile, path: Path, limit: int | None) -> Trace:
         except ValidationError as error:
             raise _damaged(path, f"line {number}: {wrong_fields(error)}") from None
         trace.spans += line.spans
-        ops.add(line.ops)
-        allocations.add(line.allocations)
+        trace.ops += line.ops
+        trace.allocations += line.allocations
         end = line.end
-        if limit is not None and len(trace.spans) > limit:
-            raise ReportError(f"{path}: it holds more than {limit:,} spans, and a step has a few for each micro-batch")
     if end is None:
         raise _damaged(path, "it ends too early")
-    if end != {"spans": len(trace.spans), "ops": ops.seen, "allocations": allocations.seen}:
+    if end != {"spans": len(trace.spans), "ops": len(trace.ops), "allocations": len(trace.allocations)}:
         raise _damaged(path, "it holds other numbers of records than it says")
-    trace.ops, trace.allocations = ops.largest(), allocations.largest()
-    trace.notes += [*ops.notes("ops", "time", "longest"), *allocations.notes("allocations", "bytes", "largest")]
     return trace
 
 
@@ -132,51 +118,6 @@ def _header(raw: bytes, path: Path) -> Trace:
 def wrong_fields(error: ValidationError) -> str:
     """The first few fields that are not as they should be, and why."""
     return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
-
-
-def sampling_notes(trace: Trace) -> list[str]:
-    """Sentences on what was left out of a trace; none of one that is whole."""
-    return [note for note in trace.notes if note.startswith(SAMPLED)]
-
-
-def _op_size(op: Op) -> float:
-    """Seconds; where they are not known, ops are ordered by their FLOPs and bytes."""
-    return op.seconds or 1e-15 * (op.flops + op.bytes_read + op.bytes_written)
-
-
-class _Largest(Generic[T]):
-    """Records handed over a block at a time, of which the `limit` largest are kept, the first of equals; None keeps
-    all."""
-
-    def __init__(self, limit: int | None, size_of: Callable[[T], float]) -> None:
-        self._limit = limit
-        self._size_of: Callable[[T], float] = size_of
-        self._kept: list[tuple[int, T]] = []
-        self.seen, self.total = 0, 0.0
-
-    def add(self, block: list[T]) -> None:
-        self._kept += enumerate(block, self.seen)
-        self.seen += len(block)
-        if self._limit is not None:
-            self.total += sum(map(self._size_of, block))
-            if len(self._kept) > 2 * self._limit:
-                self.largest()
-
-    def largest(self) -> list[T]:
-        """The records that stay, in their order."""
-        if self._limit is not None and len(self._kept) > self._limit:
-            self._kept = sorted(heapq.nlargest(self._limit, self._kept, key=lambda pair: self._size_of(pair[1])))
-        return [record for _, record in self._kept]
-
-    def notes(self, of: str, unit: str, longest: str) -> list[str]:
-        """A sentence on what was left out, or none."""
-        records = self.largest()
-        gone = self.seen - len(records)
-        if not gone:
-            return []
-        share = max(1 - sum(map(self._size_of, records)) / self.total, 0.0) if self.total else 0.0
-        return [f"{SAMPLED}: {gone:,} of {self.seen:,} {of} were left out ({100 * gone / self.seen:.1f} %), with "
-                f"{100 * share:.2g} % of their {unit}; the {longest} are all here"]
 
 
 def _foreign(path: Path) -> ReportError:

@@ -19,7 +19,6 @@ from tightfit.profiling.report.compare import recipe_changes
 from tightfit.profiling.report.memory import curves
 from tightfit.profiling.report.page import report
 from tightfit.trace import Place
-from tightfit.trace.file import SAMPLED
 from tightfit.training.record import record_of
 from tightfit.training.summary import Summary
 from tightfit.training.trainer import Trainer
@@ -167,13 +166,6 @@ def test_a_device_without_figures():
     said = Read(report(replace(profile(), device=unknown))).said
     assert "the device's peak is not known" in said
     assert "points have no roof" in said
-
-
-def test_a_sample_says_so_at_the_top():
-    made = profile()
-    note = f"{SAMPLED}: 9 of 10 ops were left out"
-    said = Read(report(replace(made, measured=replace(made.measured, notes=[note])))).said
-    assert said.index(note) < said.index("tokens/s")
 
 
 def test_what_two_recipes_differ_in():

@@ -30,7 +30,6 @@ from tightfit.profiling.step import ByPhase, ProfiledStep, module_of, op_class, 
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml import to_yaml
 from tightfit.trace import CATEGORY_NAMES, WALL_PHASES, Place
-from tightfit.trace.file import sampling_notes
 from tightfit.training.record import LOGGED, Record
 
 SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "copies": "Copies", "time": "Time",
@@ -56,7 +55,6 @@ def _view(profile: Profile, steps: Mapping[str, ProfiledStep]) -> dict[str, Any]
     traces = [f"{name} trace: {note}" for name, each in steps.items() for note in each.trace.notes]
     return {
         "shown": step, "origins": list(steps), "findings": findings(profile),
-        "warnings": [f"{name}: {note}" for name, each in steps.items() for note in sampling_notes(each.trace)],
         "wall": [(phase.value, own.get(phase, 0.0), profile.predicted_seconds.get(phase)) for phase in WALL_PHASES],
         "curves": memory, "aligned": len(parts) == 2 and parts[0] == parts[1], "peaks": _peaks(profile, memory),
         "largest": {name: _largest(steps[name]) for name in memory},
