@@ -12,7 +12,7 @@ from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import Margin, beside_host
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
-from tightfit.planning.search.evaluate import Evaluated, Evaluator, Outcome, Progress, trace_key
+from tightfit.planning.search.evaluate import Evaluated, Evaluator, Progress, trace_key
 from tightfit.planning.search.forecast import CostModel, FieldValue, Forecasts
 from tightfit.planning.search.space import Combination, Space
 from tightfit.planning.search.wording import choices_text, size_field
@@ -53,9 +53,6 @@ class Exploration:
         """Whether the search came to its own end, and not to Ctrl-C's."""
         self.compared: list[Pair] = []
         """Pairs to be shown beside the choice."""
-        self.ahead: list[Pair] = []
-        """Pairs that answers beside the choice will ask for: traced where a process would be idle."""
-        self._outcomes: dict[Pair, Outcome] = {}
         self.follow_ups: list[tuple[Device, Evaluated]] = []
         """Evaluations for answers beside the choice, with the device that each is for."""
         self._forecasts: Forecasts | None = None
@@ -124,9 +121,8 @@ class Exploration:
                     raise
                 break
             wanted[choice, micro] = recipe
-        self._trace({pair: recipe for pair, recipe in wanted.items() if pair not in self._outcomes})
-        for pair in wanted:
-            outcome = self._outcomes.pop(pair)
+        outcomes = self.evaluator([(recipe, self.device) for recipe in wanted.values()]) if wanted else []
+        for pair, outcome in zip(wanted, outcomes, strict=True):
             if isinstance(outcome, Evaluated):
                 self.found[pair] = outcome
                 continue
@@ -141,17 +137,6 @@ class Exploration:
     def keep(self, pair: Pair, found: Evaluated) -> None:
         """Count what was evaluated by itself among the space's."""
         self.found[pair], self._forecasts = found, None
-
-    def _trace(self, jobs: dict[Pair, Recipe]) -> None:
-        """Trace recipes, and what is asked for later where fewer are wanted than go side by side."""
-        if not jobs:
-            return
-        if self.found:
-            later = [pair for pair in self.ahead if pair not in self.found and pair not in self._outcomes | jobs]
-            idle = max(self.evaluator.side_by_side - len(jobs), 0)
-            jobs = jobs | {pair: self.space.recipe_for(*pair) for pair in later[:idle]}
-        outcomes = self.evaluator([(recipe, self.device) for recipe in jobs.values()])
-        self._outcomes |= dict(zip(jobs, outcomes, strict=True))
 
     def assume_more_host_memory(self, choices: Collection[Combination], worst: FitRank) -> None:
         """Assume the next usual size of a machine's memory with which one of some combinations fits that lacks nothing

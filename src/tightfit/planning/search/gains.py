@@ -1,14 +1,12 @@
-"""Gains in speed beside a choice: fields left open, attention without dropout, padded dimensions."""
+"""Gains in speed beside a choice: fields left open, padded dimensions."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tightfit.errors import ModelError
-from tightfit.model_facts import attention_dropout
-from tightfit.models import read_config
 from tightfit.planning.alignment import Misalignment, dimensions, misaligned
 from tightfit.planning.defaults import default_micro_batch, resolve
 from tightfit.planning.search.budget import TraceBudgetExceeded
@@ -18,9 +16,7 @@ from tightfit.planning.search.space import sizes_to_try
 from tightfit.planning.search.wording import choices_text
 from tightfit.recipe import Recipe
 from tightfit.recipe.words import field_text
-from tightfit.tasks import TASKS
 from tightfit.techniques import SLOTS
-from tightfit.text import size
 
 FEW_OPEN = 2
 """Open fields up to which a recipe counts as pinned: Hugging Face's arguments say nothing of two."""
@@ -47,37 +43,12 @@ def gain_of_opening(exploration: Exploration, found: Evaluated) -> str:
             f"{found.estimate.time.throughput:,.0f}, with {choices_text(best.recipe, found.recipe)}.")
 
 
-def gain_without_dropout(exploration: Exploration, found: Evaluated) -> str:
-    """The gain of training without dropout in attention, for which packed documents need a mask, as a sentence; empty
-    where there is none."""
-    recipe = found.recipe
-    attention, packs = recipe.attention, recipe.data.packing and TASKS[recipe.task].packs
-    unmasked = attention != "auto" and attention.packs_unmasked and exploration.device.has_flash and recipe.is_half
-    if recipe.mode != "train" or not packs or not unmasked:
-        return ""
-    try:
-        field = attention_dropout(read_config(recipe))
-    except ModelError:  # a model of the caller's own
-        return ""
-    if field is None:
-        return ""
-    changes = {"model_overrides": {**recipe.model_overrides, field: 0.0}}
-    saved = _saved(exploration, found, f"model_overrides.{field}=0", changes)
-    if saved is None or saved.seconds <= 0:
-        return ""
-    time = found.estimate.time
-    without = time.throughput / (1 - saved.seconds / found.seconds)
-    less = f" and with {size(saved.used_bytes)} less at the peak" if saved.used_bytes > 0 else ""
-    return (f"attention: model_overrides.{field}=0 trains without dropout in attention, at "
-            f"{without:,.0f} {time.unit} in place of {time.throughput:,.0f}{less}: packed documents then need no mask")
-
-
 def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignment, ...]:
     """The chosen recipe's awkward dimensions, with the gain from padding."""
 
     def gain(padded: Recipe) -> float | None:
-        saved = _saved(exploration, best, "with padded dimensions", {"pad_vocab_to": padded.pad_vocab_to})
-        return saved and saved.seconds / best.seconds
+        saved = _saved_seconds(exploration, best, "with padded dimensions", {"pad_vocab_to": padded.pad_vocab_to})
+        return saved and saved / best.seconds
 
     try:
         dims = dimensions(best.recipe)
@@ -86,18 +57,11 @@ def misalignments(exploration: Exploration, best: Evaluated) -> tuple[Misalignme
     return misaligned(best.recipe, exploration.device, dims, gain)
 
 
-class _Saved(NamedTuple):
-    """Step time and peak memory that a change of the recipe saves."""
-
-    seconds: float
-    used_bytes: int
-
-
-def _saved(exploration: Exploration, found: Evaluated, text: str, changes: Mapping[str, Any]) -> _Saved | None:
-    """Step time and peak memory that changing some fields of a recipe saves, predicted; None where that cannot be.
+def _saved_seconds(exploration: Exploration, found: Evaluated, text: str, changes: Mapping[str, Any]) -> float | None:
+    """Seconds of a step that changing some fields of a recipe saves, predicted; None where that cannot be.
 
     text: what progress calls the changed recipe. A compiled recipe is compared uncompiled, which traces sooner: matrix
-    products and attention, which the changes are about, are the same kernels there.
+    products, which the changes are about, are the same kernels there.
     """
     uncompiled = found.recipe.override(compile="off")
     for base in [uncompiled] if uncompiled == found.recipe else [uncompiled, found.recipe]:
@@ -105,6 +69,5 @@ def _saved(exploration: Exploration, found: Evaluated, text: str, changes: Mappi
             before = exploration.evaluate_one(base, field_text("compile", base.compile))
             after = before and exploration.evaluate_one(base.override(**changes), text)
             if before and after:
-                return _Saved(before.seconds - after.seconds,
-                              before.estimate.memory.used - after.estimate.memory.used)
+                return before.seconds - after.seconds
     return None

@@ -31,12 +31,10 @@ from tightfit.planning.search.explain import (
     too_large,
     trade_off,
 )
-from tightfit.planning.search.exploration import Exploration, Pair
+from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.explore import explore
-from tightfit.planning.search.gains import gain_without_dropout
 from tightfit.planning.search.host_memory import notes_on_host_memory
 from tightfit.planning.search.pool import Pool
-from tightfit.planning.search.smallest_gpu import known_ahead
 from tightfit.planning.search.space import Space
 from tightfit.planning.search.wording import choices_text
 from tightfit.planning.standard_tools import standard_tools
@@ -105,8 +103,6 @@ def search(
         margin=tools.margin, steps=steps_of(recipe, for_run), keeps_numerics=comparing,
     )  # fmt: skip
     exploration.progress = None if progress is None else partial(_tell, exploration, progress)
-    if not comparing:
-        exploration.ahead = known_ahead(exploration, catalogue)
     try:
         explore(exploration)
         if not comparing:
@@ -165,7 +161,7 @@ def _plan(exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device],
                      choices_text(found.recipe, head.recipe), found.estimate.memory) for found in large]
     answers = brief_answers(exploration, recipe, head) if comparing else all_answers(
         exploration, recipe, shown, head, missed, catalogue)
-    notes = [] if best is None else _notes_on_choice(exploration, best, comparing)
+    notes = [] if best is None else notes_on_host_memory(exploration, best)
     reasons = [*(trade_off(exploration, found, head) for found in shown), *missed]
     if best is not None:
         reasons[0] = figures(exploration, best)
@@ -184,10 +180,3 @@ def _plan(exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device],
                *(f"left out: {reason}" for reason in dict.fromkeys(exploration.refused.values()))),
         tried=len(exploration.considered) * len(exploration.sizes), predictions=exploration.budget.made,
     )  # fmt: skip
-
-
-def _notes_on_choice(exploration: Exploration, best: Pair, comparing: bool) -> list[str]:
-    """Sentences on the choice that only `--verbose` shows."""
-    without_dropout = "" if comparing else gain_without_dropout(exploration, exploration.found[best])
-    notes = [*notes_on_host_memory(exploration, best), without_dropout]
-    return [note for note in notes if note]

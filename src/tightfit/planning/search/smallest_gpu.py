@@ -10,7 +10,7 @@ from tightfit.planning.defaults import resolve
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.exploration import Exploration, Pair
+from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.space import Combination, trace_cost
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.recipe import Recipe
@@ -33,12 +33,6 @@ def smallest_gpu(exploration: Exploration, catalogue: Sequence[Device]) -> tuple
     alike = [choice for choice in space.combinations if space.level(choice) == level and space.states(choice) == states]
     _, other = _smallest(exploration, catalogue, alike or [best])  # whose shares in host memory are none of the space's
     return gpu, text, other and f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: {other}"
-
-
-def known_ahead(exploration: Exploration, catalogue: Sequence[Device]) -> list[Pair]:
-    """The combination, with its micro-batch, that is traced for the smallest GPU whatever a search finds."""
-    cheap = exploration.space.cheap(exploration.space.mildest) if _is_asked(exploration, catalogue) else []
-    return [(exploration.space.least_memory(cheap), exploration.sizes[0])] if cheap else []
 
 
 def _is_asked(exploration: Exploration, catalogue: Sequence[Device]) -> bool:
