@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from tightfit.errors import CheckpointError
 from tightfit.files import WRITING, final_path, remove_unfinished, replacing_folder, system_errors, write_atomically
+from tightfit.system import expanded
 
 
 def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
@@ -106,3 +107,11 @@ def test_only_the_systems_errors_are_made_so(raised: Exception, number: int | No
     with pytest.raises(type(raised) if number is None else OSError) as found, system_errors():
         raise raised
     assert getattr(found.value, "errno", None) == number
+
+
+def test_caches_lie_where_the_system_keeps_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given, expected in ((str(tmp_path / "mine"), "mine"), ("not/whole", ".cache"), ("", ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert expanded("~/.cache/tightfit") == tmp_path / expected / "tightfit"
+        assert expanded("~/other/.cache") == tmp_path / "other/.cache"

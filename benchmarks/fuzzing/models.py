@@ -197,7 +197,7 @@ def attempt(seed: int, folder: Path) -> str | None:
         words += ["seq_len=16"]
     if seed % 4 == 0:
         words = ["plan", *words, "precision=fp32", "attention=eager", "checkpointing=none", "optimizer=adamw",
-                 "loss=plain", "compile=off", "--gpu", "rtx-4090", "--no-cache"]
+                 "loss=plain", "compile=off", "--gpu", "rtx-4090"]
     else:
         words = ["train", *words, f"cache_dir={folder / 'cache'}", "output_dir=run"]
     said = run_command(*words)

@@ -144,7 +144,7 @@ def attempt(seed: int, folder: Path) -> str | None:
     file = draw.choice(("mine.yaml", "mine.yaml", "mine.yaml", "mine.yml", "m i n é.yaml", "model=x.yaml"))
     raw = text.encode(errors="surrogatepass") if whole else damaged(draw, text)
     (folder / file).write_bytes(raw)
-    words = ["plan", file, *overrides, "--gpu", draw.choice(("cpu", "rtx-4090")), "--no-cache"]
+    words = ["plan", file, *overrides, "--gpu", draw.choice(("cpu", "rtx-4090"))]
     said, recipe = read(words)
     if recipe is not None:
         wrong = changed(recipe, written) if whole and not overrides else None

@@ -94,7 +94,6 @@ def plan(
         "pattern such as `'model=qwen2.5-*'`, and the plan of it.")] = None,
     top: Annotated[str | None, typer.Option(metavar="N", help="Show only the N best.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that is known of a plan.")] = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Plan anew what was planned before.")] = False,
 ) -> None:  # fmt: skip
     """Predict memory and speed of every set of techniques on GPUs that need not be in this machine, and choose.
 
@@ -105,7 +104,7 @@ def plan(
     run_plan(recipe, overrides or [], PlanOptions(
         gpus=gpu or [], gpu_memory=gpu_memory, host_memory=host_memory, count=gpus, nodes=nodes, network=network,
         as_json=as_json, prices=price or [], tokens=tokens, training_arguments=training_args, longest=longest,
-        largest=largest, html=html, save=save, top=top, verbose=verbose, use_cache=not no_cache,
+        largest=largest, html=html, save=save, top=top, verbose=verbose,
     ))  # fmt: skip
 
 

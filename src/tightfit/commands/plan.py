@@ -23,7 +23,6 @@ from tightfit.files import write_atomically
 from tightfit.planner import RecipeForDevice, asks_for_overview, compare_gpus, overview, plan_on
 from tightfit.planning.cluster import Cluster, read_cluster
 from tightfit.planning.plan import Interrupted
-from tightfit.planning.plan_cache import cache_key, cached, is_cached, machine_fingerprint
 from tightfit.planning.search.every_gpu import Comparison, parse_prices
 from tightfit.planning.search.extremes import models_like
 from tightfit.planning.search.overview import Overview
@@ -43,8 +42,7 @@ class PlanOptions:
     count, nodes, network: as `gpus`, `nodes` and `network` of `planner.plan`. tokens: of a whole run, such as `1B`.
     longest, largest: what is to be as large as fits, `seq_len`, and `micro_batch_size` or `model=PATTERN`.
     html: where the plan is drawn as a page. save: where the chosen recipe is written, as YAML. top: candidates, or
-    GPUs, to show. verbose: whether one GPU's plan is shown with all that is known of it. use_cache: whether an earlier
-    answer to the same question serves.
+    GPUs, to show. verbose: whether one GPU's plan is shown with all that is known of it.
     """
 
     gpus: Sequence[str] = ()
@@ -63,7 +61,6 @@ class PlanOptions:
     save: Path | None = None
     top: str | None = None
     verbose: bool = False
-    use_cache: bool = True
 
     @property
     def extreme(self) -> str:
@@ -141,20 +138,13 @@ def run_plan(name: str | None, words: Sequence[str], options: PlanOptions) -> No
     def recipe_on(cuda: bool) -> Recipe:
         return load_recipe(name, overrides, cuda=cuda, training_arguments=arguments)
 
-    machine = machine_fingerprint() if options.use_cache else ""
-
-    def key(**more: object) -> str | None:
-        asked = {"gpu": gpu, "gpu_memory": options.gpu_memory, "host_memory": options.host_memory, "cluster": cluster,
-                 "largest": extreme, **more}
-        return cache_key(name, overrides, asked, arguments, machine) if options.use_cache else None
-
     if gpu == EVERY_GPU or several:
         options.check_for_several()
-        _compare(recipe_on, several, options, partial(key, gpu=sorted(several) or gpu))
-    elif not _show_overview(recipe_on, options, key, alone=gpu is None and cluster == Cluster()):
+        _compare(recipe_on, several, options)
+    elif not _show_overview(recipe_on, options, alone=gpu is None and cluster == Cluster()):
         planned = partial(plan_on, recipe_on, gpu, options.gpu_memory, options.host_memory, cluster=cluster,
                           largest=extreme)
-        _plan(recipe_on, planned, options, key, gpu)
+        _plan(recipe_on, planned, options, gpu)
 
 
 def _cards(names: Sequence[str]) -> list[Device]:
@@ -166,42 +156,35 @@ def _cards(names: Sequence[str]) -> list[Device]:
     return list(map(find_device, names))
 
 
-def _compare(
-    recipe_on: RecipeForDevice, devices: Mapping[str, Device], options: PlanOptions, key: Callable[[], str | None]
-) -> None:
+def _compare(recipe_on: RecipeForDevice, devices: Mapping[str, Device], options: PlanOptions) -> None:
     """Print a comparison. devices: by their names; all of the catalogue where there are none."""
     tokens, prices = _tokens(options, recipe_on(True)), parse_prices(options.prices)
     if devices and (others := prices.keys() - devices.keys()):
         raise RecipeError(f"price: {', '.join(sorted(others))} not among the GPUs compared; name it in --gpu too, "
                           "or leave its price out")
     compared = partial(compare_gpus, recipe_on, list(devices.values()))
-    found, from_cache, interrupted = _cached(Comparison, key, compared, "GPUs")
+    found, interrupted = _planned(compared, "GPUs")
     found = found.priced(prices)
-    shown = replace(found, rows=found.rows[: options.best], tokens=tokens, cached=from_cache)
+    shown = replace(found, rows=found.rows[: options.best], tokens=tokens)
     fitting = interrupted or any(row.chosen is not None for row in found.rows)
     _show_all(shown, show_comparison, options.as_json, bool(fitting))
     _end(interrupted)
 
 
-def _show_overview(
-    recipe_on: RecipeForDevice, options: PlanOptions, key: Callable[..., str | None], *, alone: bool
-) -> bool:
+def _show_overview(recipe_on: RecipeForDevice, options: PlanOptions, *, alone: bool) -> bool:
     """Print what fits every GPU where nothing but a model is asked about, and this machine has none; whether it was.
     alone: whether no GPU is named."""
     given = (options.gpu_memory, options.host_memory, options.tokens, options.training_arguments)
     named = (options.files, options.extreme, options.prices, any(option is not None for option in given))
-    overview_key = partial(key, ways=True)
-    if any(named) or not alone or not (is_cached(overview_key()) or asks_for_overview(recipe_on(False))):
+    if any(named) or not alone or not asks_for_overview(recipe_on(False)):
         return False
-    found, from_cache, _ = _cached(Overview, overview_key, partial(overview, recipe_on), "traces")
-    shown = replace(found, cards=found.cards[: options.best], cached=from_cache)
-    _show_all(shown, show_overview, options.as_json, found.fitting)
+    found, _ = _planned(partial(overview, recipe_on), "traces")
+    _show_all(replace(found, cards=found.cards[: options.best]), show_overview, options.as_json, found.fitting)
     return True
 
 
 def _plan(
-    recipe_on: RecipeForDevice, planned: Callable[..., ReadablePlan], options: PlanOptions,
-    key: Callable[[], str | None], gpu: str | None,
+    recipe_on: RecipeForDevice, planned: Callable[..., ReadablePlan], options: PlanOptions, gpu: str | None
 ) -> None:
     prices = options.prices
     if len(prices) > 1:
@@ -225,10 +208,10 @@ def _plan(
 
     if of_gpus and gpu not in (None, "cpu"):  # before anything that takes seconds
         of_its_own(find_device(gpu).name)
-    plan, from_cache, interrupted = _cached(ReadablePlan, key, planned, "traces")
+    plan, interrupted = _planned(planned, "traces")
     if of_gpus:
         price = of_its_own(plan.device.name)
-    plan = replace(plan, candidates=plan.candidates[: options.best], tokens=tokens, cached=from_cache,
+    plan = replace(plan, candidates=plan.candidates[: options.best], tokens=tokens,
                    price=None if price is None else price * max(plan.device.world, 1))
     if options.as_json:
         _print_json(plan.to_json())
@@ -265,18 +248,15 @@ def _write(option: str, path: Path, what: str, text: str) -> None:
     Console(stderr=True, soft_wrap=True).print(f"{what}: {path}", markup=False, highlight=False)
 
 
-def _cached(
-    kind: type[Answer], key: Callable[[], str | None], planned: Callable[..., Answer], unit: str
-) -> tuple[Answer, bool, str]:
-    """The cached answer, or one that is planned now; whether it was cached; and how far planning was when Ctrl-C ended
-    it, empty where nothing did. unit: of progress, such as traces."""
+def _planned(planned: Callable[..., Answer], unit: str) -> tuple[Answer, str]:
+    """The answer, and how far planning was when Ctrl-C ended it, empty where nothing did. unit: of progress, such as
+    traces."""
     # A model's own code may print; what is printed here is the plan alone.
     with SearchProgress(Console(stderr=True), "planning", unit) as progress, redirect_stdout(sys.stderr):
         try:
-            found, from_cache = cached(kind, key, partial(planned, progress=progress))
-            return found, from_cache, ""
+            return planned(progress=progress), ""
         except Interrupted as interrupted:  # what took minutes is shown all the same
-            return interrupted.found, False, interrupted.said
+            return interrupted.found, interrupted.said
 
 
 def _end(interrupted: str) -> None:

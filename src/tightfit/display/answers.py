@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tightfit.devices import Device
-from tightfit.display.words import FROM_CACHE, as_written, throughput
+from tightfit.display.words import as_written, throughput
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Label, Plan
 from tightfit.planning.search.wording import changing
@@ -84,11 +84,10 @@ def details(plan: Plan) -> Lines:
 
 
 def adds(plan: Plan) -> str:
-    """A line on what `--verbose` would add, and whether the plan comes from the cache."""
+    """A line on what `--verbose` would add."""
     best = plan.chosen or next(iter(plan.candidates), None)
     notes = f"{counted(count, 'note')}, " if (count := len(_notes(plan, best))) else ""
-    said = f"--verbose adds what is not traced, where times come from, {notes}and the search's counts."
-    return f"{said} {FROM_CACHE}" if plan.cached else said
+    return f"--verbose adds what is not traced, where times come from, {notes}and the search's counts."
 
 
 def answers(plan: Plan) -> Lines:

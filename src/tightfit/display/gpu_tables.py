@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.devices import GIB, catalogue
-from tightfit.display.words import FROM_CACHE, as_written, batches, fits, techniques, throughput, work
+from tightfit.display.words import as_written, batches, fits, techniques, throughput, work
 from tightfit.planning.search.every_gpu import Comparison, GpuRow
 from tightfit.planning.search.overview import GpuEstimate, Overview
 from tightfit.planning.whole_run import unit_of
@@ -63,7 +63,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     prices_are = ("cost: of the whole run, in the unit of --price" if lengths else
                   f"per price: {unit} for one unit of the price")
     sheets = "Not calibrated: times come from the data sheets' figures."
-    said = ((prices_are, priced), (sheets, chosen), (FROM_CACHE, comparison.cached))
+    said = ((prices_are, priced), (sheets, chosen))
     for remark in (*_refusals(rows), *(text for text, applies in said if applies)):
         console.print(Text(remark))
 
@@ -102,7 +102,6 @@ def show_overview(overview: Overview, console: Console) -> None:
         "no: more than the card has, or less than the margin free",
         f"{counted(overview.traces, 'trace')} for all cards, of few recipes each and none compiled: tightfit plan "
         f"{asked.model} --gpu NAME searches for the fastest. Not calibrated.",
-        *[FROM_CACHE] * overview.cached,
     ):
         console.print(Text(remark))
 

@@ -16,8 +16,6 @@ from tightfit.recipe.words import field_text, value_text
 from tightfit.tasks import TASKS
 from tightfit.text import around, percent, seconds, size
 
-FROM_CACHE = "From the cache; --no-cache plans anew."
-
 
 @dataclass(frozen=True)
 class Column:

@@ -212,7 +212,6 @@ class Plan:
     tried: how many combinations were considered.
     predictions: how many of them, and of their probes, were traced.
     tokens: how many a whole run learns from; 0 where nobody asked. price: of all GPUs for an hour.
-    cached: whether it is an earlier answer to the same question.
     largest: what was asked to be as large as fits, and how large it is here; None where nobody asked.
     experts: size of a mixture of experts; None of any other model.
     """
@@ -227,7 +226,6 @@ class Plan:
     predictions: int = 0
     tokens: int = 0
     price: float | None = None
-    cached: bool = False
     largest: Largest | None = None
     experts: ModelSize | None = None
 
@@ -293,7 +291,6 @@ class Plan:
                        "network_bytes_per_second": self.device.network_bandwidth}
         scaling = {} if self.answers.scaling is None else {"scaling": self.answers.scaling.to_json()}
         length = {} if self.whole_run is None else {"whole_run": self.whole_run.to_json()}
-        cached: dict[str, Any] = {"cached": True} if self.cached else {}
         experts = {} if self.experts is None else {"model": asdict(self.experts)}
         largest = {} if self.largest is None else {"largest": {self.largest.field: self.largest.value}}
-        return {"device": device, **experts, "candidates": candidates, **scaling, **length, **largest, **cached}
+        return {"device": device, **experts, "candidates": candidates, **scaling, **length, **largest}

@@ -60,16 +60,14 @@ class GpuRow:
 class Comparison:
     """A recipe planned for each GPU, the best first: by throughput per price where prices were given, else by
     throughput, those with milder numerics before those on which only harsher ones fit; then those on which nothing
-    fits, those that miss least first; then those that refuse it. tokens, cached: as of `Plan`."""
+    fits, those that miss least first; then those that refuse it. tokens: as of `Plan`."""
 
     asked: Recipe
     rows: tuple[GpuRow, ...]
     tokens: int = 0
-    cached: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        cached = {"cached": True} if self.cached else {}
-        return {"gpus": [row.to_json(self.tokens) for row in self.rows], **cached}
+        return {"gpus": [row.to_json(self.tokens) for row in self.rows]}
 
     def priced(self, prices: Mapping[str, float]) -> Comparison:
         """The same at these prices by `Device.name`, and in the order that they make."""

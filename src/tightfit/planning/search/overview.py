@@ -66,12 +66,11 @@ class GpuSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """A model on every GPU, the smallest first. traces: how many were made. cached: as of `Plan`."""
+    """A model on every GPU, the smallest first. traces: how many were made."""
 
     asked: Recipe
     cards: tuple[GpuSummary, ...]
     traces: int = 0
-    cached: bool = False
 
     @property
     def fitting(self) -> bool:
@@ -94,7 +93,7 @@ class Overview:
         rows = [{"device": {"name": card.device.name, "memory_bytes": card.device.memory_bytes},
                  "ways": {name: {"refused": estimate} if isinstance(estimate, str) else estimate.to_json()
                           for name, estimate in card.ways.items()}} for card in self.cards]
-        return {"smallest": smallest, "gpus": rows, **({"cached": True} if self.cached else {})}
+        return {"smallest": smallest, "gpus": rows}
 
 
 def overview(recipe: Recipe, devices: Iterable[Device], pool: Pool, progress: Progress | None = None) -> Overview:
