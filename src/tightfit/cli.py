@@ -190,8 +190,7 @@ def ladder(
     gpu_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory such as `24GB` that this machine's GPU is cut down to.")] = None,
     peer: Annotated[list[str] | None, typer.Option(
-        metavar="PEER", help="Run the same rungs by `plain` (a bare loop), `hf-trainer` or `liger` too; "
-        "once for each.",
+        metavar="PEER", help="Run the same rungs by `plain` (a bare loop) or `hf-trainer` too; once for each.",
     )] = None,
     scale: Annotated[str | None, typer.Option(
         metavar="SCALE", help="`full`, `reduced` (minutes on a processor) or `smallest`; by default as the machine "

@@ -210,13 +210,6 @@ def test_what_lies_where_the_results_belong_is_one_sentence(
     assert said.endswith("results.jsonl: cannot be read (Is a directory)\n")
 
 
-def test_a_peer_that_needs_a_gpu_is_refused_before_any_rung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = use(monkeypatch, Processes(lambda job: DONE))
-    with pytest.raises(Refused, match="peer: liger needs a GPU, for its kernels"):
-        run_ladder("bert-large", [f"output_dir={tmp_path}"], peers=["plain", "liger"])
-    assert made.ran() == 0
-
-
 def test_a_limit_on_memory_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Processes(lambda job: DONE))
     with pytest.raises(RecipeError, match="no GPU to cut down"):

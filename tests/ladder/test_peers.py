@@ -19,7 +19,7 @@ from tightfit.backends.measurements import Timings
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
-from tightfit.devices import Device, find_device
+from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, OutOfMemory, Refused
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.peers.plain import make_optimizer
@@ -163,12 +163,6 @@ def test_what_a_peer_cannot_say_is_refused(peer, changes, reason, texts, tmp_pat
 def test_the_trainer_names_the_library_of_lion():
     with pytest.raises(MissingLibrary, match="pip install bitsandbytes"):
         PEERS["hf-trainer"].run(*made({**GPT2, "optimizer": "lion"}), 1, 1)
-
-
-def test_liger_needs_its_library():
-    recipe, _ = made(GPT2)
-    with pytest.raises(MissingLibrary, match=r"pip install 'tightfit\[gpu\]'"):
-        PEERS["liger"].run(recipe, find_device("rtx-4090"), 1, 1)
 
 
 @pytest.mark.parametrize("peer", CANNOT)

@@ -58,9 +58,6 @@ def run_ladder(
         card(gpu)  # an unknown name is said before anything runs
     limit = limit or LIMIT
     machine = this_machine(ladder.recipe(ladder.rungs[0], chosen or "reduced", fields), limit)
-    for peer in peers:
-        if machine.kind != "cuda" and (why := PEERS[peer].needs_gpu):
-            raise Refused(f"peer: {peer} needs a GPU, for {why}, and this machine has none; leave --peer {peer} out")
     if memory is not None and machine.kind != "cuda":
         raise RecipeError("gpu-memory: this machine has no GPU to cut down; leave it out, or write --gpu with a name "
                           "or a size to predict the full size for")

@@ -18,13 +18,11 @@ class Peer:
 
     function: `module:function` in this package, loaded when it runs. title: its name in tables.
     libraries: those that only its figures depend on, besides those of all runners.
-    needs_gpu: why it runs on GPUs alone, as a clause; empty where it runs on a processor too.
     """
 
     function: str
     title: str
     libraries: tuple[str, ...] = ()
-    needs_gpu: str = ""
 
     def run(self, recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
         """Take a resolved recipe's steps: `warm_up` before timing, `steps` timed, and one whose memory is measured.
@@ -39,10 +37,7 @@ class Peer:
 PEERS = {
     "plain": Peer(function="plain:run", title="bare loop"),
     "hf-trainer": Peer(function="hf_trainer:run", title="hf-trainer", libraries=("accelerate", "bitsandbytes")),
-    "liger": Peer(function="hf_trainer:run_with_liger", title="liger",
-                  libraries=("accelerate", "bitsandbytes", "liger-kernel"),
-                  needs_gpu="its kernels are written in Triton"),
-}  # fmt: skip
+}
 
 
 def title_of(runner: str) -> str:

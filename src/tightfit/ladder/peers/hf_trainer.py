@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, with the arguments that say what a recipe says; with Liger's kernels too."""
+"""The Hugging Face Trainer, with the arguments that say what a recipe says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,6 @@ from tightfit.ladder.peers.plain import (
     named_kernel,
     rounding_refused,
 )
-from tightfit.models import read_config
 from tightfit.recipe import Recipe
 from tightfit.recipe.hf_arguments.conversion import plain_arguments, uneven_batch
 from tightfit.techniques.compile import PerBlock
@@ -52,8 +50,8 @@ Sample = tuple[int, int]
 """The number of a sample, and the epoch that shows it."""
 
 
-def run(recipe: Recipe, device: Device, warm_up: int, steps: int, **more: Any) -> Timings:
-    """Take the recipe's steps with the Trainer. more: further TrainingArguments.
+def run(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
+    """Take the recipe's steps with the Trainer.
 
     Raises Refused for what no argument says, MissingLibrary, OutOfMemory.
     """
@@ -71,20 +69,9 @@ def run(recipe: Recipe, device: Device, warm_up: int, steps: int, **more: Any) -
         patch_environment(accelerate_dynamo_use_regional_compilation=isinstance(recipe.compile, PerBlock)),
         tempfile.TemporaryDirectory(prefix="tightfit-trainer-") as folder,
     ):  # fmt: skip
-        arguments = {**_arguments(recipe, device), **more, "max_steps": meter.total, "output_dir": folder}
+        arguments = {**_arguments(recipe, device), "max_steps": meter.total, "output_dir": folder}
         purge_accelerate_environment(_train)(recipe, device, meter, arguments)  # it leaves variables behind
     return meter.read()
-
-
-def run_with_liger(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
-    """Take the recipe's steps with the Trainer's `use_liger_kernel`. Raises as `run` does."""
-    if importlib.util.find_spec("liger_kernel") is None:
-        raise MissingLibrary("liger-kernel", "the peer liger")
-    known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
-    kind = getattr(read_config(recipe), "model_type", recipe.model)
-    if kind not in known:
-        raise Refused(f"model: Liger has no kernels for models of type {kind}; choose a Llama, Qwen, Gemma or such")
-    return run(recipe, device, warm_up, steps, use_liger_kernel=True)
 
 
 def _unsaid(recipe: Recipe, device: Device) -> list[str]:
