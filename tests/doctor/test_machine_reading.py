@@ -115,18 +115,6 @@ def test_versions_are_read():
     assert found.torch == metadata.version("torch") or found.torch.partition("+")[0] in metadata.version("torch")
     assert found.libraries["transformers"] == metadata.version("transformers")
     assert len(gpus) == found.cuda_devices
-    assert [c for c in found.conflicts if c.library == "tightfit"] == []
-
-
-def test_a_requirement_that_is_not_met_is_found(monkeypatch):
-    versions = {"torch": "2.13.0", "triton": "3.4.0", "numpy": "2.4.6"}
-    asked = {"torch": ["triton==3.7.0; platform_system == 'Linux'", "numpy>=1.0", "optree>=0.13; extra == 'optree'",
-                       "absent>=1", "not a requirement at all ==", "numpy<1; python_version < '3'"]}
-    monkeypatch.setattr(machine, "version_of", versions.get)
-    monkeypatch.setattr(machine.metadata, "requires", lambda name: asked.get(name, []))
-    monkeypatch.setattr(sys, "platform", "linux")
-    (found,) = machine.read_conflicts(["torch", "triton"])
-    assert (found.library, found.wants, found.installed) == ("torch", "triton==3.7.0", "3.4.0")
 
 
 def test_what_a_library_says_on_loading_is_heard(monkeypatch, capsys):

@@ -15,16 +15,13 @@ import time
 import warnings
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib import metadata
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from tightfit import calibration
 from tightfit.doctor.cards import read_cards
-from tightfit.doctor.readings import Conflict, Disk, Gpu, Host, Readings, Software
+from tightfit.doctor.readings import Disk, Gpu, Host, Readings, Software
 from tightfit.doctor.software_checks import OPTIONAL, SLOWER
 from tightfit.system import cores, host_memory, installed, version_of
 
@@ -147,7 +144,6 @@ def read_software() -> tuple[Software, tuple[Gpu, ...]]:
         "python": platform.python_version(),
         "tightfit": version_of("tightfit") or "not installed",
         "libraries": libraries,
-        "conflicts": read_conflicts(["tightfit", *libraries]),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
     try:
@@ -189,25 +185,6 @@ def _gpu(index: int) -> Gpu:
     about = torch.cuda.get_device_properties(index)
     return Gpu(index=index, name=about.name, uuid=f"GPU-{about.uuid}", capability=(about.major, about.minor),
                memory_total=about.total_memory)
-
-
-def read_conflicts(names: list[str]) -> tuple[Conflict, ...]:
-    """Requirements of the named libraries, by their own metadata, that the installed versions do not meet.
-
-    A library that is asked for and absent is left out: extras and other systems ask for many.
-    """
-    found = []
-    for name in names:
-        for line in (metadata.requires(name) or []) if version_of(name) else []:
-            try:
-                wants = Requirement(line)
-            except InvalidRequirement:
-                continue
-            present = version_of(wants.name)
-            applies = wants.marker is None or wants.marker.evaluate({"extra": ""})
-            if present and applies and not wants.specifier.contains(present, prereleases=True):
-                found.append(Conflict(library=name, wants=f"{wants.name}{wants.specifier}", installed=present))
-    return tuple(found)
 
 
 def _broken(libraries: dict[str, str]) -> dict[str, str]:

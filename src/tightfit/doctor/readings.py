@@ -126,14 +126,6 @@ class Disk(Reading):
     error: str | None = None
 
 
-class Conflict(Reading):
-    """One library's own requirement that the installed version of another does not meet."""
-
-    library: str
-    wants: str
-    installed: str
-
-
 class Software(Reading):
     """Versions, and what PyTorch says of the cards.
 
@@ -155,7 +147,6 @@ class Software(Reading):
     cuda_uuids: tuple[str, ...] = ()
     cuda_error: str | None = None
     libraries: dict[str, str] = {}
-    conflicts: tuple[Conflict, ...] = ()
     broken: dict[str, str] = {}
     environment: dict[str, str] = {}
     calibrated: str | None = None

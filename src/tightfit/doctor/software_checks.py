@@ -168,12 +168,7 @@ def check_torch(software: Software, say: FindingBuilder, readings: Readings) -> 
 
 
 def check_libraries(software: Software, say: FindingBuilder, readings: Readings) -> Iterator[Finding]:
-    """Libraries that do not go together or do not load, those that are there, and those that would be of use."""
-    for place, conflict in enumerate(software.conflicts):
-        own = conflict.library == "tightfit"
-        yield say("problem" if own else "advice", f"conflicts[{place}]", f"{conflict.library} asks for "
-                  f"{conflict.wants}, and {conflict.installed} is installed: {conflict.library} may fail or fall back "
-                  "to slow paths", f"pip install '{conflict.wants}'", value=conflict.installed)
+    """Libraries that do not load, those that are there, and those that would be of use."""
     for name, said in software.broken.items():
         if name in ("torch", "cudnn") or (name == "torchao" and software.torch_cuda is None):
             continue  # torchao's wheels hold CUDA kernels, which a PyTorch without CUDA rightly leaves out
