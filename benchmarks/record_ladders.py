@@ -1,4 +1,5 @@
-"""Ladders recorded: the named ones run on this machine, their rows in results/ladder-NAME-DEVICE.jsonl.
+"""Ladders recorded: the named ones run on this machine, their rows in results/ladder-NAME-DEVICE.jsonl,
+which `python docs/pictures.py ladders` draws.
 
 Run: python benchmarks/record_ladders.py [NAME ...] [--peer PEER ...] [--scale SCALE] [--minutes 7.5]
 What has a row is not run again: a ladder that takes longer than the minutes is gone on with by the next call. A ladder
@@ -20,9 +21,7 @@ import torch
 from rich.console import Console
 
 import record
-from tightfit.errors import RecipeError
 from tightfit.ladder.catalogue import ladders
-from tightfit.ladder.page import save_picture
 from tightfit.ladder.rows import OURS, RESULTS, read
 from tightfit.ladder.run import LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import SCALES, STEPS, Scale
@@ -54,7 +53,7 @@ def results_path(name: str) -> Path:
 
 
 def record_ladder(name: str, scale: Scale, peers: list[str], gpu: str | None) -> None:
-    """Run a ladder, and keep its rows and its picture in results/, also where it is stopped."""
+    """Run a ladder, and keep its rows in results/, also where it is stopped."""
     kept = results_path(name)
     folder = record.RESULTS.parent / "ladders" / kept.stem
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,10 +72,6 @@ def record_ladder(name: str, scale: Scale, peers: list[str], gpu: str | None) ->
         if (folder / RESULTS).exists():
             shutil.copy(folder / RESULTS, kept)
         show(run, Console(width=200))
-        try:
-            save_picture(kept.with_suffix(".png"), run)
-        except RecipeError as error:  # without a browser: a picture can be drawn of the rows elsewhere
-            print(error, flush=True)
 
 
 def jax_sees_gpu() -> bool:

@@ -64,7 +64,7 @@ READING = """\
 
 def ladder_page() -> Iterator[str | records.Table]:
     """The page's parts."""
-    runs = _runs()
+    runs = recorded_ladders()
     yield "# Ladders"
     yield ("A ladder measures what each technique does on the machine at hand, one rung after the other, next to "
            "published and predicted figures.")
@@ -77,8 +77,7 @@ def ladder_page() -> Iterator[str | records.Table]:
            "tightfit ladder mine.yaml --list                  # their names alone; a field that you pin makes none\n"
            "```")
     yield ("It prints a table, and writes `results.jsonl` and a page that opens offline: time and memory as bars, "
-           "throughput against memory with its Pareto front, the features' factors, what did not run and why. "
-           "`--picture ladder.png` has Chromium or Chrome draw a picture of it.")
+           "throughput against memory with its Pareto front, the features' factors, what did not run and why.")
     yield ("ladder", "model and data", "published on"), [
         (f"`{name}`", ladder.title, ladder.published_on or "-") for name, ladder in ladders().items()]
     yield "## How to read it"
@@ -120,7 +119,7 @@ def recorded(path: Path) -> LadderRun | None:
     return run
 
 
-def _runs() -> list[tuple[LadderRun, Path]]:
+def recorded_ladders() -> list[tuple[LadderRun, Path]]:
     """The recorded ladders, those of GPUs first."""
     found = [(run, path) for path in _files() if (run := recorded(path)) is not None]
     return sorted(found, key=lambda each: (each[0].machine.kind != "cuda", each[1].name))

@@ -1,8 +1,8 @@
-"""Draw the pictures of the pages: a plan as it stands in a terminal, the page of a profile in a browser, and what
-results/beyond.json and results/scale.json say of streamed steps and of many GPUs.
+"""Draw the pictures of the pages: a plan as it stands in a terminal, the page of a profile and the recorded ladders'
+charts in a browser, and what results/beyond.json and results/scale.json say of streamed steps and of many GPUs.
 
-    python docs/pictures.py                  # all; the profile's needs Chromium on the PATH
-    python docs/pictures.py beyond           # plan, report, beyond, scale: only those named
+    python docs/pictures.py                  # all; the profile's and the ladders' need Chromium on the PATH
+    python docs/pictures.py beyond           # plan, report, ladders, beyond, scale: only those named
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import shutil
 import subprocess
 import sys
+from html import escape
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,10 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 import tightfit
+from ladders import recorded_ladders
 from tightfit.display.plan_table import show_plan
+from tightfit.ladder.charts import draw
+from tightfit.ladder.results import heading
 
 PICTURES = Path(__file__).parent / "pictures"
 RESULTS = Path(__file__).parents[1] / "results"
@@ -38,17 +42,35 @@ def plan_picture() -> None:
 
 def report_picture() -> None:
     """The head of the quickstart's report, measured on this machine."""
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        sys.exit("the report's picture needs Chromium on the PATH; install it, for instance: apt-get install chromium")
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         subprocess.run([sys.executable, "-m", "tightfit", "profile", "quickstart", f"output_dir={run}"], check=True)
+        _photograph(run / "report.html", PICTURES / "report.png", *WINDOW)
+
+
+def ladder_pictures() -> None:
+    """The charts of each ladder in results/ladder-*.jsonl, at the size that ran, one below the other."""
+    for run, path in recorded_ladders():
+        title, machine, *_ = heading(run)
+        charts = [chart for chart in draw(run) if not chart.name.startswith("full")]
+        parts = [f"<body style='margin: 20px; font: 15px system-ui'><h1>{escape(title)}</h1><p>{escape(machine)}</p>"]
+        parts += [f"<h2>{escape(chart.title)}</h2>{chart.figure.to_html(full_html=False)}" for chart in charts]
+        with TemporaryDirectory() as folder:
+            page = Path(folder) / "ladder.html"
+            page.write_text("\n".join(parts), "utf-8")
+            _photograph(page, path.with_suffix(".png"), 1100, 130 + sum(70 + c.figure.layout.height for c in charts))
+
+
+def _photograph(page: Path, picture: Path, width: int, height: int) -> None:
+    """A page as a browser without a window shows it."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        sys.exit("this picture needs Chromium on the PATH; install it, for instance: apt-get install chromium")
+    with TemporaryDirectory() as folder:
         subprocess.run(
             [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-             "--disable-background-networking", f"--window-size={WINDOW[0]},{WINDOW[1]}", "--virtual-time-budget=20000",
-             f"--user-data-dir={folder}/browser", f"--screenshot={PICTURES / 'report.png'}",
-             (run / "report.html").as_uri()],
+             "--disable-background-networking", f"--window-size={width},{height}", "--virtual-time-budget=20000",
+             f"--user-data-dir={folder}", f"--screenshot={picture}", page.as_uri()],
             check=True, capture_output=True,
         )  # fmt: skip
 
@@ -99,7 +121,8 @@ def scale_picture() -> None:
         figure.savefig(PICTURES / "scale.svg", metadata={"Date": None})
 
 
-DRAWN = {"plan": plan_picture, "report": report_picture, "beyond": beyond_picture, "scale": scale_picture}
+DRAWN = {"plan": plan_picture, "report": report_picture, "ladders": ladder_pictures, "beyond": beyond_picture,
+         "scale": scale_picture}
 
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)

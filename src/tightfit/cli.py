@@ -199,7 +199,6 @@ def ladder(
         min=1, max=1_000_000, metavar="N", help="Timed steps of each rung.")] = None,
     limit: Annotated[float | None, typer.Option(
         min=1, max=604_800, metavar="SECONDS", help="The most that one rung may take; by default ten minutes.")] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="A PNG, drawn by Chromium or Chrome.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Name the rungs, and run none.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run and predict anew what has a result already, such as after "
                                         "a change of your model's code.")] = False,
@@ -213,7 +212,7 @@ def ladder(
     from tightfit.commands.ladder import run_ladder
 
     raise typer.Exit(run_ladder(name, overrides or [], gpu=gpu, gpu_memory=gpu_memory, peers=peer or [], scale=scale,
-                                steps=steps, limit=limit, picture=picture, listed=listed, fresh=fresh))
+                                steps=steps, limit=limit, listed=listed, fresh=fresh))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""A ladder's page: every figure with a table beside it, nothing fetched, no name become markup; the picture."""
+"""A ladder's page: every figure with a table beside it, nothing fetched, no name become markup."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 from tests.ladder.made import CARD, EVIL, EVILS, PEER, bert_large, empty, hostile, predicted
 from tests.page.browsing import charts_fit, needs_chromium
 from tests.page.pages import Read, stands_alone
-from tightfit.errors import RecipeError
 from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.charts import draw
-from tightfit.ladder.page import page, save_picture, write_page
+from tightfit.ladder.page import page, write_page
 
 
 @pytest.fixture(scope="module")
@@ -125,33 +124,6 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path):
         write_page(tmp_path / "gone" / "page.html", bert_large())
     write_page(tmp_path / "page.html", bert_large())
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
-@needs_chromium
-@pytest.mark.parametrize("made", [
-    hostile, *(pytest.param(made, marks=pytest.mark.cold) for made in (
-        bert_large, lambda: empty(ladders()["bert-large"], "reduced")))])
-def test_a_picture_is_drawn(tmp_path, made):
-    save_picture(tmp_path / "a.png", made())
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
-
-
-@needs_chromium
-def test_a_browser_that_draws_nothing_leaves_no_picture(tmp_path, monkeypatch):
-    monkeypatch.setattr("tightfit.ladder.page.DRAWING", 0.01)
-    with pytest.raises(FileNotFoundError):
-        save_picture(tmp_path / "a.png", bert_large())
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_picture_that_cannot_be_drawn_says_why(tmp_path, monkeypatch):
-    with pytest.raises(RecipeError, match=r"picture: .* ends in '\.pdf'; write a name that ends in \.png"):
-        save_picture(tmp_path / "a.pdf", bert_large())
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RecipeError, match="picture: drawing one needs Chromium or Chrome"):
-        save_picture(tmp_path / "a.png", bert_large())
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_draws_is_loaded_only_to_draw():

@@ -25,7 +25,7 @@ FOLDER, OUTPUT, PAGE = "ladders", "output_dir", "ladder.html"
 def run_ladder(
     name: str, overrides: Sequence[str] = (), *, gpu: str | None = None, gpu_memory: str | None = None,
     peers: Sequence[str] = (), scale: str | None = None, steps: int | None = None, limit: float | None = None,
-    picture: Path | None = None, listed: bool = False, fresh: bool = False,
+    listed: bool = False, fresh: bool = False,
 ) -> int:  # fmt: skip
     """Run a ladder of that name, or of a recipe; show it, draw it, and return an exit status: 1 where no rung came to
     figures, 0 otherwise. One that is stopped by Ctrl-C is shown and drawn as far as it came.
@@ -33,9 +33,9 @@ def run_ladder(
     overrides: fields of every rung; `output_dir` takes the results. gpu: a card to predict the full size for, by
     its name or a size such as `24GB`. gpu_memory: a size such as `24GB` that this machine's GPU is cut down to.
     peers: whose loops run the same rungs. scale: full, reduced or smallest; by default full where the rungs run on
-    a GPU, and reduced elsewhere. limit: seconds for one rung, ten minutes by default. picture: where a PNG of it
-    goes. listed: whether to name the rungs and run none. fresh: whether rungs that have a row are run anew. Raises
-    TightfitError for bad input, and Refused after printing where every rung was refused.
+    a GPU, and reduced elsewhere. limit: seconds for one rung, ten minutes by default. listed: whether to
+    name the rungs and run none. fresh: whether rungs that have a row are run anew. Raises TightfitError for bad input,
+    and Refused after printing where every rung was refused.
     """
     fields = [word for word in overrides if word.partition("=")[0] != OUTPUT]
     given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == OUTPUT]
@@ -50,10 +50,6 @@ def run_ladder(
     if peers:
         check_rows(ladder.recipe(ladder.rungs[0], overrides=fields))  # said before the minutes that rungs take
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
-    if picture is not None:
-        from tightfit.ladder.page import check_picture
-
-        check_picture(picture)
     if gpu is not None:
         card(gpu)  # an unknown name is said before anything runs
     limit = limit or LIMIT
@@ -82,26 +78,25 @@ def run_ladder(
             run_rungs(run)
     except KeyboardInterrupt:
         if any(result.measured is not None for result in rung_results(run)):
-            _present(run, picture)
+            _present(run)
         run.log(f"stopped; the rows so far are kept in {run.path}, and the same command resumes it"
                 if run.path.exists() else "stopped; no rung has a row yet")
         raise
-    _present(run, picture)
+    _present(run)
     return _exit_status(run)
 
 
-def _present(run: LadderRun, picture: Path | None) -> None:
-    """Print the ladder's table and say where its results, its page and its picture are. Raises ReportError where one of
-    these cannot be written."""
-    from tightfit.ladder.page import save_picture, write_page  # which load what draws
+def _present(run: LadderRun) -> None:
+    """Print the ladder's table and say where its results and its page are. Raises ReportError where the page cannot be
+    written."""
+    from tightfit.ladder.page import write_page  # which loads what draws
 
     show(run, Console())
     run.log(f"results: {run.path}")
-    for what, where, write in (("page", run.path.with_name(PAGE), write_page), ("picture", picture, save_picture)):
-        if where is not None:
-            with writing(f"{where}: the {what}", "the results are kept"):
-                write(where, run)
-            run.log(f"{what}: {where}")
+    page = run.path.with_name(PAGE)
+    with writing(f"{page}: the page", "the results are kept"):
+        write_page(page, run)
+    run.log(f"page: {page}")
 
 
 def _exit_status(run: LadderRun) -> int:

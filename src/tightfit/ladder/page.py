@@ -1,19 +1,14 @@
-"""A ladder as one HTML page that opens offline (page.html.jinja), and its charts as a picture."""
+"""A ladder as one HTML page that opens offline (page.html.jinja)."""
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tightfit.devices import MIB
-from tightfit.errors import RecipeError
-from tightfit.files import replacing, write_atomically
+from tightfit.files import write_atomically
 from tightfit.ladder.catalogue import guides
 from tightfit.ladder.charts import draw
 from tightfit.ladder.peers import title_of
@@ -33,10 +28,6 @@ from tightfit.ladder.results import (
 from tightfit.ladder.run import LadderRun
 from tightfit.ladder.table import cells, notes
 from tightfit.page import render
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-WIDTH, DRAWING = 1100, 120.0
-"""Pixels of a picture, and seconds that drawing it may take."""
 
 
 def write_page(path: Path, run: LadderRun) -> None:
@@ -94,35 +85,3 @@ def _yaml(changes: Any) -> str:
     """A rung's changes as a recipe writes them, in one row."""
     text: str = yaml.safe_dump(dict(changes), default_flow_style=True, sort_keys=False, width=float("inf"))
     return text.strip().removeprefix("{").removesuffix("}")
-
-
-def check_picture(path: Path) -> str:
-    """The browser that draws a picture. Raises RecipeError for a suffix that is not .png, and where there is none."""
-    if path.suffix.lower() != ".png":
-        raise RecipeError(f"picture: {path} ends in {path.suffix!r}; write a name that ends in .png")
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        raise RecipeError("picture: drawing one needs Chromium or Chrome, and neither is on the PATH; install one, or "
-                          "save a chart of the page by the camera above it")
-    return browser
-
-
-def save_picture(path: Path, run: LadderRun) -> None:
-    """Draw the page's charts into a PNG, whole or not at all, by a browser without a window.
-
-    Raises as `check_picture` does, and OSError where it cannot be drawn or written.
-    """
-    browser = check_picture(path)
-    shown = [chart for chart in draw(run) if not chart.name.startswith("full")]
-    title, machine, *_ = heading(run)
-    height = 110 + sum(60 + chart.figure.layout.height for chart in shown)
-    with tempfile.TemporaryDirectory(prefix="tightfit-picture-") as folder, replacing(path) as temporary:
-        source, picture = Path(folder) / "picture.html", Path(folder) / "picture.png"
-        source.write_text(render(__package__ or "", "picture.html.jinja", title=title, machine=machine, charts=shown),
-                          "utf-8")
-        words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                 f"--user-data-dir={folder}/profile", f"--window-size={WIDTH},{height}", f"--screenshot={picture}",
-                 source.as_uri()]
-        with contextlib.suppress(subprocess.TimeoutExpired):  # without a picture, copying it raises
-            subprocess.run(words, check=False, capture_output=True, timeout=DRAWING)
-        shutil.copyfile(picture, temporary)
