@@ -1,1 +1,0 @@
-"""Inputs that no one would write, drawn from seeds, and what has to come of each: a module a kind."""
