@@ -25,7 +25,7 @@ from tests.own_models import Scores
 from tests.training import processes as several
 from tests.training.processes import in_processes, recorded, started, train_in
 from tightfit.backends import load_backend
-from tightfit.backends.pytorch import state as module_of_states
+from tightfit.backends.pytorch import checkpoints as module_of_states
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import joined
 from tightfit.backends.world import LAUNCHER, LOST, OUT_OF_MEMORY, SAID, LaunchedProcess, launched_process

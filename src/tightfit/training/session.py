@@ -86,7 +86,7 @@ class Session:
         or the model's FLOPs are not known."""
         if self.device.kind != "cuda" or self.module is not None:
             return None
-        from tightfit.planning.standard_tools import model_flops, model_flops_utilization  # where a peak is known
+        from tightfit.planning.mfu import model_flops, model_flops_utilization  # where a peak is known
 
         recipe, device = self.recipe, listed_device(self.device.name)
         if device is None:

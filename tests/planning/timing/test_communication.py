@@ -10,7 +10,7 @@ from tests.planning.ops import GPU, add
 from tests.planning.timing.test_step_time import recipe
 from tests.planning.timing.test_streams import compute, run, trace
 from tightfit.devices import find_device
-from tightfit.planning.timing.network import (
+from tightfit.planning.timing.collectives import (
     FAR_HOP,
     HOPS,
     NETWORK_SHARE,

@@ -17,10 +17,10 @@ from tightfit.backends.base import absences
 from tightfit.backends.pytorch.apply import ABSENT, APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.checkpoints import require_formats
 from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.models import build_model, cast_weights, logits_of, ready_to_train
 from tightfit.backends.pytorch.padding import pad_vocab
-from tightfit.backends.pytorch.state import require_formats
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.devices import Device
 from tightfit.errors import Refused

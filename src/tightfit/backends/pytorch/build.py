@@ -28,7 +28,7 @@ from tightfit.techniques.offload import HostShares
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.step import Step
     from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
-    from tightfit.backends.pytorch.update import WeightUpdate
+    from tightfit.backends.pytorch.weight_update import WeightUpdate
 
 Context = Callable[[], AbstractContextManager[Any]]
 MaskArguments = Callable[[TensorBatch], dict[str, Any]]

@@ -12,10 +12,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from tightfit.backends.pytorch.checkpoints import named_tensors, write_tensors
 from tightfit.backends.pytorch.models import WEIGHTS, no_progress_bars
 from tightfit.backends.pytorch.padding import stored_tensors
 from tightfit.backends.pytorch.sharding import full_tensor, is_sharded
-from tightfit.backends.pytorch.state import named_tensors, write_tensors
 from tightfit.backends.pytorch.switches import as_loaded
 from tightfit.files import follow_umask
 from tightfit.models import OUR_TRANSFORMER

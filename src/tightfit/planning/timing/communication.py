@@ -1,4 +1,4 @@
-"""Communication among processes in a step: bytes, the links' time, and how much of it compute hides."""
+"""Communication among processes in a step: bytes, time (of each collective, see `collectives`), the share hidden."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightfit.devices import Device
-from tightfit.planning.timing.network import ring_link
+from tightfit.planning.timing.collectives import ring_link
 from tightfit.planning.timing.streams import Elapsed, Overlap, Segment, busy_seconds, without
 from tightfit.trace import OpClass, Stream, Trace
 
@@ -31,7 +31,7 @@ class Communication(Overlap):
 def communication_of(
     trace: Trace, device: Device, segments: Sequence[Segment], found: Elapsed
 ) -> Communication | None:
-    """The communication of a step on a GPU; None where it has none. segments: of the step, as simulated; found: so."""
+    """The communication of a step on a GPU; None where it has none. segments: the step, simulated. found: its time."""
     sent = sum(op.bytes_read * times for op, times in trace.step_ops()
                if op.stream is Stream.NETWORK and op.op_class is OpClass.COMMUNICATION)
     if not sent:

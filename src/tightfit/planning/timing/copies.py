@@ -50,7 +50,7 @@ def copies_of(
     trace: Trace, recipe: Recipe, alone: Sequence[Segment], segments: Sequence[Segment], found: Elapsed
 ) -> Copies | None:
     """The copies of a step on a GPU; None where it has none. alone: its segments without what copies and computing
-    cost one another. segments: with it, as they were simulated; found: so."""
+    cost one another. segments: with it, as simulated. found: their seconds."""
     moved = {stream: sum(op.bytes_read * times for op, times in trace.step_ops() if op.stream is stream)
              for stream in COPIES}
     if not any(moved.values()):

@@ -29,9 +29,9 @@ from tightfit.devices import Device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
 from tightfit.planning.timing.attention import attention_length, attention_rate, drop_speed, head_size
+from tightfit.planning.timing.collectives import collective_seconds
 from tightfit.planning.timing.contractions import PLAIN_PROLOGUE, Matmul
 from tightfit.planning.timing.link import copy_rate
-from tightfit.planning.timing.network import collective_seconds
 from tightfit.planning.timing.rates import cycles_a_second, lasting_share, matmul_rate, memory_share, on_tensor_cores
 from tightfit.system import multiplies_half
 from tightfit.trace import COPIES, FUSED_PREFIX, PAGEABLE, Op, OpClass, Stream

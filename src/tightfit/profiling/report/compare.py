@@ -13,7 +13,7 @@ from tightfit import text
 from tightfit.backends import load_backend
 from tightfit.errors import TightfitError
 from tightfit.models import resolve_source
-from tightfit.planning.standard_tools import model_flops, model_flops_utilization
+from tightfit.planning.mfu import model_flops, model_flops_utilization
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import ProfiledStep, module_of, op_class
 from tightfit.recipe.resume import differences

@@ -25,11 +25,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from tightfit.backends.measurements import Measurement
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
+from tightfit.backends.pytorch.checkpoints import random_state, restore_random
 from tightfit.backends.pytorch.measure.events import measured_lanes, measured_trace, read
 from tightfit.backends.pytorch.measure.marks import Marks, said
 from tightfit.backends.pytorch.pending_step import PendingStep
 from tightfit.backends.pytorch.replaced import replaced
-from tightfit.backends.pytorch.state import random_state, restore_random
 from tightfit.backends.pytorch.step import Step
 from tightfit.errors import ReportError
 from tightfit.files import replacing

@@ -12,7 +12,7 @@ from torch import Tensor
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.sharding import full_tensor
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states
-from tightfit.backends.pytorch.update import WeightUpdate
+from tightfit.backends.pytorch.weight_update import WeightUpdate
 from tightfit.techniques.update import AfterBackward, InBackward, WithForward
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from tightfit.backends.pytorch.techniques.by_block.parts import INSTEAD
 from tightfit.backends.pytorch.techniques.by_block.state_dicts import StateDictHooks
 from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states, set_learning_rate
-from tightfit.backends.pytorch.update import WeightUpdate
+from tightfit.backends.pytorch.weight_update import WeightUpdate
 from tightfit.errors import ModelError
 from tightfit.techniques.update import Update
 from tightfit.trace import Phase

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.techniques.zero import state
-from tightfit.backends.pytorch.update import WeightUpdate
+from tightfit.backends.pytorch.techniques.zero import checkpoints
+from tightfit.backends.pytorch.weight_update import WeightUpdate
 
 
 class ZeroUpdate(WeightUpdate):
@@ -38,7 +38,7 @@ class ZeroUpdate(WeightUpdate):
 
     def make_states(self, *, late: bool = False) -> None:
         if not late:
-            state.make_flat_states(self.engine, self.optimizer)
+            checkpoints.make_flat_states(self.engine, self.optimizer)
 
     def close(self) -> None:
         self.engine.destroy()
@@ -46,7 +46,7 @@ class ZeroUpdate(WeightUpdate):
             shutil.rmtree(self._drive, ignore_errors=True)
 
     def save(self, folder: Path) -> dict[str, Any]:
-        return state.save(self._build, self.engine, self.optimizer, folder)
+        return checkpoints.save(self._build, self.engine, self.optimizer, folder)
 
     def load(self, folder: Path, meta: dict[str, Any]) -> None:
-        state.load(self._build, self.engine, self.optimizer, folder, meta)
+        checkpoints.load(self._build, self.engine, self.optimizer, folder, meta)

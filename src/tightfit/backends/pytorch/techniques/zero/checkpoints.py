@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.checkpoints import named_tensors, read_tensors, restore_streams, write_state
 from tightfit.backends.pytorch.sharding import UngatheredTensor, full_shape, full_tensor, is_sharded
-from tightfit.backends.pytorch.state import named_tensors, read_tensors, restore_streams, write_state
 from tightfit.backends.pytorch.techniques.optimizer.state import AS_BEFORE, SHOWN, check_kind, make_states
 from tightfit.errors import CheckpointError
 
 
 def save(build: Build, engine: Any, client: Optimizer, folder: Path) -> dict[str, Any]:
-    """As `state.save_state`. client: the optimizer that the engine steps."""
+    """As `pytorch.checkpoints.save_state`. client: the optimizer that the engine steps."""
     if client.state:
         _link(engine, client)
     states: dict[str, Tensor | UngatheredTensor] = {}
@@ -44,7 +44,7 @@ def save(build: Build, engine: Any, client: Optimizer, folder: Path) -> dict[str
 
 
 def load(build: Build, engine: Any, client: Optimizer, folder: Path, meta: dict[str, Any]) -> None:
-    """As `state.load_state`, of what `save` or another technique wrote."""
+    """As `pytorch.checkpoints.load_state`, of what `save` or another technique wrote."""
     weights, states, streams = read_tensors(folder)
     model = build.model
     check_kind(client, meta["optimizer"])

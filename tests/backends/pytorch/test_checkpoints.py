@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tightfit.backends.pytorch.state import FORMATS, write_tensors
+from tightfit.backends.pytorch.checkpoints import FORMATS, write_tensors
 from tightfit.errors import ModelError
 from tightfit.training.trainer import Trainer
 

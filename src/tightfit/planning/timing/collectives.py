@@ -1,4 +1,4 @@
-"""Speed of communication among processes: over NVLink or PCIe inside a machine, over a network between machines.
+"""Time of a collective, such as an all-reduce, among processes: over NVLink or PCIe inside a machine, over a network between machines.
 
 NCCL's rings: every process hands on what it sends to the next one, so that each link carries what one process sends,
 and a machine's network the same. An all-gather and a reduce-scatter take as many hops as there are other processes, an

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tightfit.backends.pytorch.state import load_state, save_state
+from tightfit.backends.pytorch.checkpoints import load_state, save_state
 from tightfit.backends.pytorch.techniques.optimizer.state import set_learning_rate
 
 if TYPE_CHECKING:

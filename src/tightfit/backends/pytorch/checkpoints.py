@@ -1,4 +1,4 @@
-"""Everything a step needs to go on exactly: weights, optimizer states, random streams; as safetensors and JSON."""
+"""Files of a checkpoint: weights, optimizer states and random streams, which a step resumes from exactly."""
 
 from __future__ import annotations
 
