@@ -173,7 +173,7 @@ def _full_precision(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     if recipe.precision == "auto" or not recipe.precision.is_half or not sizes or not peak:
         return
     worst, total = max(sizes, key=lambda source: sizes[source]), sum(sizes.values())
-    scores = sizes[worst] if "softmax" in worst and " in " in worst and _keeps_scores(recipe) else 0
+    scores = sizes[worst] if "softmax" in worst and " in " in worst and recipe.keeps_scores else 0
     more = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
     found = Finding(share=total / peak, sentence=f"{text.size(total)} of fp32 tensors under {recipe.precision.name} at "
                     f"the peak: {worst} {text.size(sizes[worst])}{more}", change="precision=bf16-pure",
@@ -193,7 +193,7 @@ def _largest(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
         return
     group = max(alike.values(), key=lambda group: (group[0].bytes, sum(a.bytes for a in group)))
     worst, together = group[0], sum(a.bytes for a in group)
-    fused = "softmax" in worst.module and _keeps_scores(recipe) and profile.device.kind == "cuda"
+    fused = "softmax" in worst.module and recipe.keeps_scores and profile.device.kind == "cuda"
     made = "stacked by a loop for the backward pass" if STACKING in worst.op else worst.op.removeprefix(FUSED_PREFIX)
     source = f"{made}, in {block_name(worst.module)}" if worst.module else made
     more = f", and {len(group) - 1} more of its shape" if len(group) > 1 else ""
@@ -225,10 +225,6 @@ def _with_less_memory(
                        bytes=together - together * (micro // 2) // micro,
                        derived="activations and temporary memory grow in proportion to the micro-batch")
     return found
-
-
-def _keeps_scores(recipe: Recipe) -> bool:
-    return recipe.attention != "auto" and recipe.attention.keeps_scores
 
 
 def _stacked(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:

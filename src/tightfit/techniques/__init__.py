@@ -91,6 +91,7 @@ class TechniqueFacts:
 
     if TYPE_CHECKING:
         base: Base | Literal["auto"]
+        attention: Attention | Literal["auto"]
         precision: Precision | Literal["auto"]
         checkpointing: Checkpointing | Literal["auto"]
         offload: Offload | Literal["auto"]
@@ -112,6 +113,11 @@ class TechniqueFacts:
         micro = cast("Recipe", self).micro_batch_size
         assert micro != "auto", "resolve the recipe first"
         return micro
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether its attention keeps every layer's matrix of scores."""
+        return self.attention != "auto" and self.attention.keeps_scores
 
     @property
     def tf32(self) -> bool:

@@ -95,8 +95,7 @@ class Sdpa(Attention):
         return [cls(), cls(kernel="cudnn")] if recipe.backend.compiles_whole_steps else [cls()]
 
     def saving(self, recipe: Recipe) -> str:
-        kept = recipe.attention != "auto" and recipe.attention.keeps_scores
-        return "no matrix of scores" if kept else ""
+        return "no matrix of scores" if recipe.keeps_scores else ""
 
 
 @technique

@@ -231,7 +231,7 @@ class Fsdp(_Divided):
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = super().refuse(recipe, device)
         precision, compiled = recipe.precision, recipe.compile
-        if precision != "auto" and precision.computes_in != precision.activations_in:
+        if precision != "auto" and precision.scales_weights:
             reasons.append(f"precision={precision.name} scales weights by what it sees of them, which would be a part; "
                            "write precision=bf16, or parallel=ddp")
         if compiled != "auto" and compiled.one_region:

@@ -67,6 +67,11 @@ class Precision(Technique):
         return self.computes_in
 
     @property
+    def scales_weights(self) -> bool:
+        """Whether products scale the weights by what they see of them."""
+        return self.computes_in != self.activations_in
+
+    @property
     def autocast(self) -> bool:
         """Whether weights are cast to `activations_in` while a step runs."""
         return self.is_half and self.weight_rounding is None

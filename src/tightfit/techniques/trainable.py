@@ -45,7 +45,7 @@ class Trainable(Technique):
         reasons: list[str] = []
         if not self.freezes:
             return reasons
-        if precision != "auto" and precision.computes_in != precision.activations_in:
+        if precision != "auto" and precision.scales_weights:
             reasons.append(f"precision={precision.name} scales products of weights that are trained; write "
                            "precision=bf16, or trainable=all")
         if recipe.parallel.shards:

@@ -58,12 +58,13 @@ def is_models_own(error: BaseException, model: nn.Module) -> bool:
 
 def raised(error: BaseException, module: str | None, op: str = "") -> str:
     """The clause that says which module of a model raised what, in which op, and at which line of code."""
-    where = f"its module {module!r}" if module else "it"
-    if op:
-        where += f", in the op {op},"
-    text = one_line(error)
-    kind = type(error).__name__
-    return f"{where} raised {kind if text == kind else f'{kind}: {text}'}{at_line(error)}"
+    text, kind = one_line(error), type(error).__name__
+    return f"{located(module, op)} raised {kind if text == kind else f'{kind}: {text}'}{at_line(error)}"
+
+
+def located(module: str | None, op: str) -> str:
+    """The subject of a clause on a model: its module, if one is known, and the op."""
+    return (f"its module {module!r}" if module else "it") + (f", in the op {op}," if op else "")
 
 
 def compiler_failure(error: BaseException) -> str | None:

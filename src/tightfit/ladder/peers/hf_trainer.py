@@ -96,7 +96,7 @@ def _arguments(recipe: Recipe, device: Device) -> dict[str, Any]:
     if isinstance(recipe.optimizer, Adafactor):
         changes["optimizer"] = replace(recipe.optimizer, scale_parameter=False)
     written = plain_arguments(recipe.model_copy(update=changes))
-    if recipe.precision != "auto" and recipe.precision.weight_rounding == "stochastic":
+    if recipe.weight_rounding == "stochastic":
         written["optim_args"] = "bf16_stochastic_round=True"
     on_cpu = device.kind == "cpu"
     return {**written, **ALONE, "use_cpu": on_cpu, "dataloader_pin_memory": recipe.loading.pin_memory and not on_cpu}

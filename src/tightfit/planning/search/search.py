@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from tightfit.backends.base import Backend
-from tightfit.backends.measurements import ModelSize
 from tightfit.devices import Device
 from tightfit.errors import ModelError, Refused
 from tightfit.garbage import gc_paused
@@ -61,12 +60,8 @@ def search_with(
     with pool as evaluator:
         plan = search(recipe, target.device, tools, catalogue=catalogue, progress=progress, for_run=for_run,
                       evaluator=evaluator)
-    return plan if module is not None else replace(plan, experts=_size_of_experts(recipe, tools))
-
-
-def _size_of_experts(recipe: Recipe, tools: Tools) -> ModelSize | None:
-    """The size of a mixture of experts that a recipe names; None of any other model, and where it is not known."""
-    return tools.model_size(recipe) if experts_per_token(read_config(recipe)) else None
+    mixture = module is None and experts_per_token(read_config(recipe))
+    return replace(plan, experts=tools.model_size(recipe)) if mixture else plan
 
 
 @gc_paused()

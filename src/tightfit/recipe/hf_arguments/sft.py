@@ -15,10 +15,6 @@ SAID_UNLESS_DEFAULT = ("dataset_text_field", "chat_template_path", "pad_to_multi
 """Those whose default leaves it as it is."""
 
 
-def _always(a: Arguments) -> bool:
-    return True
-
-
 class Own(NamedTuple):
     """An argument of SFTConfig's own.
 
@@ -29,7 +25,7 @@ class Own(NamedTuple):
 
     default: Any
     field: str = ""
-    reads: Callable[[Arguments], bool] = _always
+    reads: Callable[[Arguments], bool] = lambda a: True
     reason: str = ""
 
 

@@ -126,7 +126,8 @@ def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cos
     if not (read or written or flops):
         kernels = 0  # nothing in it
     shapes = tuple(tuple(t.shape) for t in inputs[:MAX_SHAPES])
-    leading = tuple(map(_row_stride, filter(_has_rows, tensors))) if op_class is OpClass.CONTRACTION else ()
+    leading = () if op_class is not OpClass.CONTRACTION else tuple(
+        int(max(tensor.stride()[-2:])) for tensor in tensors if _has_rows(tensor))
     return Cost(op_class, flops, read * facts.passes, written, kernels, dtype, shapes, leading, layout)
 
 
@@ -192,10 +193,6 @@ def _bytes(tensor: Tensor) -> int:
 def _has_rows(tensor: Tensor) -> bool:
     """Whether a product's operand has rows in memory: neither a vector nor a bias that is expanded."""
     return tensor.dim() > 1 and min(tensor.shape[-2:]) > 1 and min(tensor.stride()[-2:]) > 0
-
-
-def _row_stride(tensor: Tensor) -> int:
-    return int(max(tensor.stride()[-2:]))
 
 
 def _alike(tensors: Sequence[Tensor]) -> bool:

@@ -259,7 +259,7 @@ class _TracedStep:
 
     def resume(self) -> None:
         """Put saved states into a new optimizer, as going on from a checkpoint does."""
-        with self._host_memory():
+        with nullcontext() if self.build.device.kind == "cpu" else self.tracker.paused():  # the host's memory
             found, meta = state_tensors(self.step.optimizer, self.build.model)
             saved = {name: torch.empty_like(tensor) for name, tensor in found.items()}
         del found
@@ -267,10 +267,6 @@ class _TracedStep:
         self.step.update.new_optimizer()
         load_state(self.step.optimizer, self.build.model, saved, meta, self.step.update.make_states)
         self._mark_states()
-
-    def _host_memory(self) -> AbstractContextManager[None]:
-        """Context of work on the host's memory, which counts where that is the device's."""
-        return nullcontext() if self.build.device.kind == "cpu" else self.tracker.paused()
 
     def _mark_states(self) -> None:
         for parameter, states in self.step.optimizer.state.items():

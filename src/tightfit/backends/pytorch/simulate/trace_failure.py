@@ -15,7 +15,14 @@ from torch._subclasses.fake_tensor import (
 )
 
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.errors import compiler_failure, is_models_own, module_of, raised, recomputation_failure
+from tightfit.backends.pytorch.errors import (
+    compiler_failure,
+    is_models_own,
+    located,
+    module_of,
+    raised,
+    recomputation_failure,
+)
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.errors import ModelError, TightfitError
 
@@ -69,9 +76,7 @@ def _nothing(record: logging.LogRecord) -> bool:
 
 def _message(build: Build, module: str, op: str, error: BaseException) -> str:
     name = type(build.model).__name__
-    where = f"its module {module!r}" if module else "it"
-    if op:
-        where += f", in the op {op},"
+    where = located(module, op)
     if isinstance(error, DynamicOutputShapeException):
         reason = f"{where} makes a result whose very shape hangs on values"
     elif isinstance(error, DataDependentOutputException):

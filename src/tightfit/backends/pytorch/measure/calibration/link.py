@@ -70,7 +70,7 @@ def seconds_beside(work: Work, beside: Work | None = None, *, clock: Callable[[]
             began = clock()
             _wait(_begin(work, count))
             taken = clock() - began
-            outlasted = _under_way(other)
+            outlasted = other.event is None or not other.event.query()  # a processor ends each before the next
             _wait(other)
             if outlasted:
                 break
@@ -96,11 +96,6 @@ def _begin(work: Work, count: int) -> StreamEvent:
 def _wait(end: StreamEvent) -> None:
     if end.event is not None:
         end.event.synchronize()
-
-
-def _under_way(end: StreamEvent) -> bool:
-    """Whether a piece of work has not ended yet; on a processor, which ends each before the next, it counts as such."""
-    return end.event is None or not end.event.query()
 
 
 def _copies(transfers: Transfers, stream: Stream) -> tuple[Tensor, Work]:

@@ -69,7 +69,8 @@ class Memory:
         """Have the wrapper write what it allocates and frees, with marks where kernels run; the step of each node."""
         scheduler, lines, step, waiting = self._scheduler, self._wrapper.lines, 0, False
         for node in scheduler.nodes:
-            extern, generated = node.is_extern(), _is_generated(node)
+            extern = node.is_extern()
+            generated = all(isinstance(part, SchedulerNode) for part in node.get_nodes())
             if extern:
                 if waiting:
                     lines.append(_Step())
@@ -142,10 +143,6 @@ class Memory:
             return None, value
         name = value.get_name()
         return self._places[self._scheduler.mutation_real_name.get(name, name)], value.get_layout()
-
-
-def _is_generated(node: BaseSchedulerNode) -> bool:
-    return all(isinstance(part, SchedulerNode) for part in node.get_nodes())
 
 
 def _frees(line: Any) -> bool:

@@ -35,10 +35,8 @@ def apply_base(technique: Base, build: Build) -> Build:
     """Frozen weights in the base's format, on the device; those of the blocks' linear layers quantized. Where some wait
     in host memory, all are left there: the device may not hold them."""
     device = torch.device("cpu") if build.recipe.offloaded.keeps_weights else build.torch_device
-    trains, dtype = build.recipe.trainable.trains, getattr(torch, technique.format(build.recipe))
-    if build.recipe.mode == "inference":
-        trains = _nothing
-    notes = build.notes
+    trains = (lambda name: False) if build.recipe.mode == "inference" else build.recipe.trainable.trains
+    dtype, notes = getattr(torch, technique.format(build.recipe)), build.notes
     if technique.quantizes:
         names = {module: name for name, module in build.model.named_modules()}
         for block in _blocks(build):
@@ -57,10 +55,6 @@ def apply_base(technique: Base, build: Build) -> Build:
         for tensor in (*build.model.parameters(), *build.model.buffers()):
             tensor.data = tensor.data.to(device)
     return replace(build, notes=notes)
-
-
-def _nothing(name: str) -> bool:
-    return False
 
 
 def _blocks(build: Build) -> Iterator[nn.Module]:

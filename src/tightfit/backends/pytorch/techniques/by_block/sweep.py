@@ -7,6 +7,7 @@ when its backward passes end: vertical scheduling (GreedySnake, Wang et al. 2025
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,7 +65,8 @@ class _Sweep:
         self._blocks: BlockCalls = blocks
         self._update = blocks.update
         learns = [bool(parameters) for parameters in blocks.parts.parameters].__getitem__
-        self._members = {number: SuspendedPass(self._forward_of(number), learns) for number in members}
+        self._members = {number: SuspendedPass(partial(passes.forward, global_batch, number), learns)
+                         for number in members}
         self._order: list[int] = []
         self._fp32_sums = fp32_sums and len(members) > 1
         self._sums: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
@@ -81,9 +83,6 @@ class _Sweep:
                     member.close()
             raise
         return [member.loss for member in self._members.values() if member.loss is not None]
-
-    def _forward_of(self, number: int) -> Callable[[], Tensor]:
-        return lambda: self._passes.forward(self._global_batch, number)
 
     def _forward(self) -> None:
         for number in self._members:
