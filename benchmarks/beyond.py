@@ -24,7 +24,7 @@ from tightfit.planning.costs import Estimate, FitRank
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import estimate
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.timing.copies import FREE, Copies
+from tightfit.planning.timing.copies import HIDDEN_SPEED, Copies
 from tightfit.recipe import Recipe
 
 MODEL, OPTIMIZER, SEQUENCE = "llama-3.1-8b", "adamw", 4096
@@ -104,7 +104,7 @@ def hidden_from(card: Card) -> int:
     """Sequences of the smallest global batch that hides copies, predicted itself, as is the one below it."""
 
     def hides(sequences: int) -> bool:
-        return card.streamed(sequences)[1].speed >= FREE
+        return card.streamed(sequences)[1].speed >= HIDDEN_SPEED
 
     above = next((each for each in SEQUENCES if hides(each)), None)
     below = max((each for each in SEQUENCES if above is None or each < above), default=0)
@@ -162,7 +162,7 @@ def main() -> None:
         kept += [row(card, each) for each in sorted({*SEQUENCES, *doubled, free})]
         print(json.dumps(cards[-1]), flush=True)
         # After each card: a run takes half an hour.
-        written = record.write("beyond", {"model": MODEL, "optimizer": OPTIMIZER, "share": FREE, "cards": cards,
+        written = record.write("beyond", {"model": MODEL, "optimizer": OPTIMIZER, "share": HIDDEN_SPEED, "cards": cards,
                                           "rows": kept})
     print(written)
 

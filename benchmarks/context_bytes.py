@@ -33,7 +33,7 @@ with cuda_unopened():
     from forking import Job, run_forked
     from gpu_predictions import device_of
     from gpu_runs import on_gpu
-    from tightfit.backends.pytorch.simulate.untraced import RECORDS, workspace_bytes
+    from tightfit.backends.pytorch.simulate.untraced import CONTEXT_RECORDS, workspace_bytes
     from tightfit.devices import MIB, Device
     from tightfit.errors import Refused
 
@@ -94,7 +94,7 @@ def observe(stage: str) -> dict[str, int]:
     return {"outside": found["context"], "reserved": reserved, "held": held}
 
 
-def keep(gpu: str, figures: dict[str, Any], path: Path = RECORDS[0]) -> Path:
+def keep(gpu: str, figures: dict[str, Any], path: Path = CONTEXT_RECORDS[0]) -> Path:
     """Add a GPU's figures to the machine's own record."""
     from tightfit.system import expanded
 

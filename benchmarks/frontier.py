@@ -33,14 +33,14 @@ from tightfit.devices import MIB, Device, find_device, listed_device, parse_memo
 from tightfit.ladder.catalogue import AUTO
 from tightfit.ladder.rows import OURS, RESULTS, Machine, Measured, read
 from tightfit.ladder.run import LadderRun, run_rungs, this_machine
-from tightfit.ladder.rungs import PLAIN, Ladder, Rung
+from tightfit.ladder.rungs import PLAIN_FIELDS, Ladder, Rung
 from tightfit.recipe import Recipe
 
 BUDGETS = ("8GB", "12GB", "16GB", "24GB", "40GB", "80GB")
 BATCH, SEQ_LEN = 64, 1024
 MICRO_BATCHES = (64, 32, 16, 8, 4, 2, 1)
 BASE: dict[str, Any] = {
-    **PLAIN, "data": {"source": "dummy", "samples": 512}, "seq_len": SEQ_LEN, "batch_size": BATCH,
+    **PLAIN_FIELDS, "data": {"source": "dummy", "samples": 512}, "seq_len": SEQ_LEN, "batch_size": BATCH,
     "micro_batch_size": 1, "attention": "sdpa", "loading": {"workers": 2},
 }
 PLANS = (

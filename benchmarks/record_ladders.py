@@ -24,7 +24,7 @@ import record
 from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.rows import OURS, RESULTS, read
 from tightfit.ladder.run import LadderRun, run_rungs, this_machine
-from tightfit.ladder.rungs import SCALES, STEPS, Scale
+from tightfit.ladder.rungs import SCALES, STEPS_OF_SCALE, Scale
 from tightfit.ladder.table import show
 
 RUNG_SECONDS = 300.0
@@ -60,7 +60,7 @@ def record_ladder(name: str, scale: Scale, peers: list[str], gpu: str | None) ->
     if kept.exists():
         shutil.copy(kept, folder / RESULTS)
     ladder = ladders()[name]
-    warm_up, steps = STEPS[scale]
+    warm_up, steps = STEPS_OF_SCALE[scale]
     run = LadderRun(
         ladder=ladder, scale=scale, folder=folder, machine=this_machine(ladder.recipe(ladder.rungs[0], scale)),
         log=lambda text: print(text, flush=True), runners=(OURS, *peers), warm_up=warm_up, steps=steps,

@@ -24,7 +24,7 @@ from tightfit.ladder.results import (
 )
 from tightfit.ladder.rows import OURS, Predicted, Rows, read
 from tightfit.ladder.run import LadderRun
-from tightfit.ladder.rungs import STEPS, Ladder, Rung, Scale
+from tightfit.ladder.rungs import STEPS_OF_SCALE, Ladder, Rung, Scale
 from tightfit.ladder.table import cells, notes
 
 FULL_SIZE = ("bert-large", "transformer-156m")
@@ -108,7 +108,7 @@ def recorded(path: Path) -> LadderRun | None:
                 if (row.ladder, row.scale) == (last.ladder, last.scale) and row.rung in rungs]
     predicted = [row for row in rows.predicted if row.ladder == last.ladder and row.rung in rungs]
     far = [row.device for row in predicted if row.scale == "full" and row.device != last.machine.device]
-    warm_up, steps = STEPS[scale]
+    warm_up, steps = STEPS_OF_SCALE[scale]
     run = LadderRun(ladder=ladder, scale=scale, folder=path.parent, machine=last.machine, log=lambda text: None,
                     warm_up=warm_up, steps=steps, gpu=far[-1] if far else None,
                     runners=tuple(dict.fromkeys([OURS, *(row.runner for row in measured)])))

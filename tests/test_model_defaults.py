@@ -14,7 +14,7 @@ from tightfit.backends.pytorch.own_loop import apply
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe, load_recipe
-from tightfit.recipe.model_defaults import FURTHER, task_of
+from tightfit.recipe.model_defaults import FINE_TUNING_RATE, task_of
 from tightfit.training.trainer import Trainer
 
 
@@ -101,7 +101,7 @@ def test_weights_that_were_trained_before_are_trained_further_at_a_lower_rate(tm
     module = type("Loaded", (), {"named_parameters": list, "config": SimpleNamespace(_name_or_path="owner/model")})()
     for further in (load_recipe(saved), load_recipe("owner/model"), as_recipe({"seq_len": 8}, saved),
                     as_recipe(Recipe(model=saved)), as_recipe({}, module), as_recipe(None, module)):
-        assert further.learning_rate == FURTHER < usual
+        assert further.learning_rate == FINE_TUNING_RATE < usual
     for other in (load_recipe(saved, ["trainable=lora"]), load_recipe(saved, ["pretrained=false"]),
                   load_recipe("gpt2"), as_recipe({}, SimpleNamespace(named_parameters=list))):
         assert other.learning_rate == usual

@@ -58,13 +58,13 @@ def read(given, **fields) -> Recipe:
 
 
 def test_every_argument_has_its_default():
-    own = {name: value for name, value in DUMPED.items() if name in sft.OWN}
-    assert own == {**{name: each.default for name, each in sft.OWN.items()}, "loss_type": "chunked_nll",
+    own = {name: value for name, value in DUMPED.items() if name in sft.SFT_ARGUMENTS}
+    assert own == {**{name: each.default for name, each in sft.SFT_ARGUMENTS.items()}, "loss_type": "chunked_nll",
                    "eos_token": "<EOS_TOKEN>"}  # fmt: skip
-    assert DUMPED.keys() - own.keys() == {*sft.OTHERWISE, *sft.KEPT, "bf16"}
-    assert {name: ASIDE[name] for name in sft.KEPT} == dict.fromkeys(sft.KEPT)
-    assert {*sft.SAID, *sft.SAID_UNLESS_DEFAULT} <= sft.OWN.keys()
-    made = {each.field for each in sft.OWN.values()} - {""}
+    assert DUMPED.keys() - own.keys() == {*sft.SFT_DEFAULTS, *sft.KEPT_ARGUMENTS, "bf16"}
+    assert {name: ASIDE[name] for name in sft.KEPT_ARGUMENTS} == dict.fromkeys(sft.KEPT_ARGUMENTS)
+    assert {*sft.ALWAYS_SAID, *sft.SAID_UNLESS_DEFAULT} <= sft.SFT_ARGUMENTS.keys()
+    made = {each.field for each in sft.SFT_ARGUMENTS.values()} - {""}
     assert made <= {*Recipe.model_fields, *(f"data.{name}" for name in Data.model_fields)}
 
 
@@ -75,12 +75,12 @@ def test_a_whole_dump_is_the_class_by_its_defaults(tmp_path):
     assert (recipe.seq_len, recipe.data.packing, recipe.data.text, recipe.loss.name) == (1024, False, "text", "chunked")
     assert (recipe.precision.name, recipe.checkpointing.name, recipe.learning_rate) == ("bf16", "every-block", 2e-5)
     assert (recipe.logging_steps, recipe.hugging_face) == (10, {})
-    assert read(SFTConfig(use_cpu=True, **{name: DUMPED[name] for name in (*sft.OTHERWISE, "bf16")})) == recipe
+    assert read(SFTConfig(use_cpu=True, **{name: DUMPED[name] for name in (*sft.SFT_DEFAULTS, "bf16")})) == recipe
     for partial in ({"packing": False}, {"bf16": None, "loss_type": None}):
         assert read({"use_cpu": True, **partial}) == recipe
     assert read({"dataset_num_proc": 4}).learning_rate == 2e-5
     back = training_arguments(recipe.override(attention="sdpa", loss="plain"))
-    assert not back.keys() & sft.OWN.keys()
+    assert not back.keys() & sft.SFT_ARGUMENTS.keys()
     assert TrainingArguments(**back).learning_rate == 2e-5
 
 

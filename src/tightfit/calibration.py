@@ -33,7 +33,7 @@ FORMAT: Literal[1] = 1
 """Version of the file's layout; a file of another one is measured anew."""
 
 SLUMP = 10  # times slower than a matmul with a side less: no device runs one so by itself
-BATCH = 16
+MATMULS_IN_OP = 16
 """Matmuls in an op, where they are measured many at a time."""
 
 

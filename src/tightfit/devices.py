@@ -274,7 +274,7 @@ def _slug(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-NOISE = frozenset({"nvidia", "geforce", "tesla", "gpu", "generation", "edition", "hbm3e"})
+NAME_NOISE = frozenset({"nvidia", "geforce", "tesla", "gpu", "generation", "edition", "hbm3e"})
 """Words in the names of drivers and shops that tell no two cards of the catalogue apart."""
 
 
@@ -284,7 +284,7 @@ def _words(name: str) -> list[str]:
     text = re.sub(r"sxm\d", "sxm", text)
     text = re.sub(r"(rtx|titan)(?=[a-z]?\d|rtx)", r"\1 ", text)
     text = re.sub(r"(?<=\d{4})(?=ti|super)|(?<=ti)(?=super)", " ", text)
-    return [word for word in re.findall(r"[a-z0-9]+", text) if word not in NOISE]
+    return [word for word in re.findall(r"[a-z0-9]+", text) if word not in NAME_NOISE]
 
 
 def _means(card: Card, given: frozenset[str]) -> bool:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TURN = threading.RLock()
+COLLECTOR_LOCK = threading.RLock()
 """Held by the thread that collects by hand."""
 
 
@@ -17,7 +17,7 @@ def gc_paused() -> Iterator[None]:
     exists already is left out of that. Work that makes many objects and few cycles does not wait for the collector,
     which would go through all of them again and again; and what it finds does not hang on when the collector happens to
     run. One thread at a time does such work, others wait."""
-    with TURN:
+    with COLLECTOR_LOCK:
         if not gc.isenabled():  # thawing here would end it for the work around
             yield
             return

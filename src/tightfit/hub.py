@@ -11,7 +11,7 @@ from urllib.request import getproxies
 from tightfit.bundled import BUNDLED, bundled_family, bundled_shape
 from tightfit.errors import nearest, one_line
 
-PATIENCE = 2.0
+HUB_SECONDS = 2.0
 """Seconds that the hub has to answer; its client would try again for half a minute."""
 
 
@@ -28,14 +28,14 @@ def only_local(name: str) -> bool:
     def connect() -> None:
         try:
             port = address.port or (80 if address.scheme == "http" else 443)
-            with socket.create_connection((address.hostname, port), timeout=PATIENCE):
+            with socket.create_connection((address.hostname, port), timeout=HUB_SECONDS):
                 answered.append(True)
         except OSError:
             pass
 
     thread = Thread(target=connect, daemon=True)  # looking up a name knows no time limit
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(HUB_SECONDS)
     return not answered
 
 

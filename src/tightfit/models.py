@@ -51,7 +51,7 @@ class TransformerConfig:
     """Number format of attention's scores and softmax."""
 
 
-SIZES = re.compile(r"(size|dim|heads?|(?<!window_)layers?|embd|inner|positions|embeddings|d_model|d_ff|d_kv)$")
+SIZE_FIELD = re.compile(r"(size|dim|heads?|(?<!window_)layers?|embd|inner|positions|embeddings|d_model|d_ff|d_kv)$")
 """Names of fields that count something of which a model has at least one."""
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """The form `package.module:factory`."""
@@ -59,7 +59,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """A Hugging Face id with an owner."""
 GIVEN_MODULE = "module given in Python"
 """The model that the recipe of a caller's own module names."""
-OTHERS = "a folder such as ./my-model, a Hugging Face id such as openai-community/gpt2, or package.module:factory"
+OTHER_MODELS = "a folder such as ./my-model, a Hugging Face id such as openai-community/gpt2, or package.module:factory"
 
 
 class ModelSource(NamedTuple):
@@ -92,8 +92,8 @@ def resolve_source(recipe: Recipe) -> ModelSource:
     if name in HUB_NAMES or HUB_ID.fullmatch(name):
         return ModelSource("hub", name)
     if "/" in name or "\\" in name or name.startswith(("~", ".")):
-        raise ModelError(f"model: {name!r} is not a folder; write {OTHERS}")
-    raise ModelError(f"model: {name!r} is not a bundled model ({nearest(name, BUNDLED)}); or write {OTHERS}")
+        raise ModelError(f"model: {name!r} is not a folder; write {OTHER_MODELS}")
+    raise ModelError(f"model: {name!r} is not a bundled model ({nearest(name, BUNDLED)}); or write {OTHER_MODELS}")
 
 
 def cached_file(name: str, file: str) -> Path | None:
@@ -201,7 +201,7 @@ def _make_config(config: Any, values: dict[str, Any], changes: dict[str, Any], r
     aliases: dict[str, str] = config_class.attribute_map
     _check_fields(config_class.__name__, changes, {**known, **aliases, "num_labels": None, "vocab_size": None})
     for name, value in changes.items():
-        if type(value) is int and value < 1 and SIZES.search(aliases.get(name, name)):
+        if type(value) is int and value < 1 and SIZE_FIELD.search(aliases.get(name, name)):
             raise ModelError(f"model_overrides.{name}: {value} should be 1 or more")
     changes = {aliases.get(name, name): value for name, value in changes.items()}
     num_labels = changes.pop("num_labels", None)

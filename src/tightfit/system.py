@@ -28,9 +28,9 @@ except ImportError:  # on Windows
 else:
     POSIX = True
 
-STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 """Signals that ask a process to end, as far as the system has them."""
-KILLED = -9
+KILLED_STATUS = -9
 """Exit status of a process that the system, or SIGKILL, ended."""
 
 
@@ -44,7 +44,7 @@ def expanded(path: str | Path) -> Path:
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
     """Let every signal of STOPPING raise KeyboardInterrupt, as Ctrl-C does. For the main thread."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in STOPPING}
+    before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
     try:
         yield
     finally:
@@ -68,7 +68,7 @@ def installed(libraries: Iterable[str]) -> dict[str, str]:
 CPU_INFO = Path("/proc/cpuinfo")
 UNLIMITED = 1 << 60
 """A limit at or above this is none: the old control groups write a huge number."""
-GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CONTROL_GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def memory_limits() -> Iterator[tuple[int, int]]:
@@ -127,7 +127,7 @@ def _groups(controller: str) -> Iterator[PurePosixPath]:
 
 def _words(name: PurePosixPath) -> list[str]:
     """The words of one of the control groups' files; none where there is no such file."""
-    return read_text(GROUPS / name).split()
+    return read_text(CONTROL_GROUPS / name).split()
 
 
 def read_text(path: Path) -> str:
@@ -201,7 +201,7 @@ def lock_file(file: IO[Any]) -> None:
         raise BlockingIOError(*error.args) from None
 
 
-ORPHANED = 3
+ORPHANED_STATUS = 3
 """The exit status of a process whose parent is gone."""
 
 
@@ -212,6 +212,6 @@ def end_with(parent: int) -> None:
     def watch() -> None:
         while psutil.pid_exists(parent):
             time.sleep(1)
-        os._exit(ORPHANED)
+        os._exit(ORPHANED_STATUS)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -21,7 +21,7 @@ from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.peers import PEERS
 from tightfit.ladder.rows import Status
-from tightfit.system import STOPPING
+from tightfit.system import SIGNALS
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -108,7 +108,7 @@ def test_rungs_are_listed_and_what_a_recipe_pins_makes_none(capsys: pytest.Captu
         "plain", "loss chunked", "loss liger", "combined, as the plan chooses"]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_ladder_that_is_stopped_says_where_it_is_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:

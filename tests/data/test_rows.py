@@ -14,7 +14,7 @@ from transformers.models.mbart.modeling_mbart import shift_tokens_right
 
 from tests.data.helpers import FACTS, recipe, texts, write_jsonl
 from tightfit.data import GlobalBatchLoader, prepare
-from tightfit.data.rows import COUNTED, RowExamples
+from tightfit.data.rows import COUNTED_ROWS, RowExamples
 from tightfit.data.samples import padded
 from tightfit.errors import DataError
 from tightfit.model_facts import ModelFacts, facts_of
@@ -222,7 +222,7 @@ def test_what_a_row_has_too_large_is_mended_for_all_rows_at_once(tmp_path: Path)
     with pytest.raises(DataError, match=r"row 1 has 3 among its labels, which .* 0 to 2; write num_labels=9 or change"):
         batch_of(classes, tmp_path, "sequence-classification")
     with pytest.raises(DataError, match=r"write vocab_size=521 or more, or change the data"):
-        batch_of(rows * (COUNTED * 2 // 5), tmp_path)
+        batch_of(rows * (COUNTED_ROWS * 2 // 5), tmp_path)
 
 
 def test_rows_of_a_batch_of_one_are_rows(tmp_path: Path) -> None:

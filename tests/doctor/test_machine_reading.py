@@ -17,7 +17,7 @@ import pytest
 from tests.failing import failing
 from tightfit import system
 from tightfit.doctor import machine
-from tightfit.doctor.machine import CHUNK, read_disk
+from tightfit.doctor.machine import DISK_TEST_CHUNK, read_disk
 from tightfit.doctor.readings import Driver, Gpu, Software
 from tightfit.system import HostMemory
 
@@ -51,7 +51,7 @@ def test_a_containers_limits_count(monkeypatch, tmp_path, own, files, cores, lim
     for name, text in {"cgroup": own, **{f"fs/{name}": text for name, text in files.items()}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(system, "GROUPS", tmp_path / "fs")
+    monkeypatch.setattr(system, "CONTROL_GROUPS", tmp_path / "fs")
     monkeypatch.setattr(system, "OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert system.cores() == cores
@@ -90,8 +90,8 @@ def test_the_compilers_version(tmp_path):
 
 
 def test_the_disk_is_measured_and_left_as_it_was(tmp_path):
-    found = read_disk(tmp_path, most=2 * CHUNK)
-    assert found.measured == 2 * CHUNK
+    found = read_disk(tmp_path, most=2 * DISK_TEST_CHUNK)
+    assert found.measured == 2 * DISK_TEST_CHUNK
     assert found.write > 0
     assert 0 < found.free <= found.total
     assert list(tmp_path.iterdir()) == []
@@ -106,7 +106,7 @@ def test_the_disk_is_left_alone_on_request(tmp_path):
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     assert read_disk(tmp_path / "gone").error == "No such file or directory"
     monkeypatch.setattr(os, "write", failing(OSError(28, "No space left on device")))
-    assert read_disk(tmp_path, most=CHUNK).error == "No space left on device"
+    assert read_disk(tmp_path, most=DISK_TEST_CHUNK).error == "No space left on device"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.rows import OURS, Machine, Measured, Predicted, Status
 from tightfit.ladder.run import LadderRun, Log
-from tightfit.ladder.rungs import STEPS, Ladder, Rung, Scale
+from tightfit.ladder.rungs import STEPS_OF_SCALE, Ladder, Rung, Scale
 
 MIB = 2**20
 CPU = Machine(device="CPU", kind="cpu", memory_bytes=1 << 34, units=2, versions={"torch": "2.13", "transformers": "5"})
@@ -77,7 +77,7 @@ def use(monkeypatch: pytest.MonkeyPatch, made: Processes) -> Processes:
 def ladder_run(ladder: Ladder, scale: Scale, folder: Path, machine: Machine = CPU, log: Log = lambda text: None,
                **asked: Any) -> LadderRun:  # fmt: skip
     """A ladder's run, with the scale's own steps where none are given."""
-    warm_up, steps = STEPS[scale]
+    warm_up, steps = STEPS_OF_SCALE[scale]
     return LadderRun(**{"ladder": ladder, "scale": scale, "folder": folder, "machine": machine, "log": log,
                         "warm_up": warm_up, "steps": steps, "limit": 300.0, **asked})
 

@@ -16,7 +16,7 @@ import pytest
 
 from tightfit.ladder import jobs
 from tightfit.ladder.jobs import Job, Outcome, ended, run_jobs, without_outcome
-from tightfit.system import ORPHANED
+from tightfit.system import ORPHANED_STATUS
 
 JOB = Job(kind="machine", recipe={})
 
@@ -92,7 +92,7 @@ def test_killed_the_ladder_takes_its_worker_along(tmp_path: Path, number: signal
     time.sleep(0.1)
     ladder.send_signal(number)
     ladder.wait()
-    assert waits.wait(60) == ORPHANED
+    assert waits.wait(60) == ORPHANED_STATUS
 
 
 ONE_AFTER_THE_OTHER = """

@@ -18,7 +18,7 @@ from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.jobs import Job, Outcome
 from tightfit.ladder.results import heading, other_work, remarks, rung_results
 from tightfit.ladder.rows import RESULTS, Machine, is_far_off, read
-from tightfit.ladder.run import LIMIT, LadderRun, run_rungs, this_machine
+from tightfit.ladder.run import RUNG_SECONDS, LadderRun, run_rungs, this_machine
 from tightfit.ladder.rungs import Ladder, Rung, card
 from tightfit.ladder.table import cells, notes
 
@@ -251,7 +251,7 @@ def test_data_that_is_read_for_longer_than_a_rung_may_take_is_named(monkeypatch:
     for limit in (1.0, 1200.0):
         with pytest.raises(RecipeError, match="data: reading it took more than"):
             this_machine(LADDER.recipe(LADDER.rungs[0]), limit)
-    assert limits == [LIMIT, 1200.0]  # a short one is a rung's alone
+    assert limits == [RUNG_SECONDS, 1200.0]  # a short one is a rung's alone
 
 
 def test_a_wrong_override_is_said_before_anything_runs(go: Go, tmp_path: Path) -> None:

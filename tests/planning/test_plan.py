@@ -16,7 +16,7 @@ from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.explain import memory_shortfall
-from tightfit.planning.search.search import TRACES, search
+from tightfit.planning.search.search import MOST_TRACES, search
 from tightfit.planning.search.space import Space
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.text import size
@@ -33,7 +33,7 @@ MARGIN = Margin(share=0.0, fixed=0)
 def of(toy, memory, catalogue=(), evaluator=None, **fields):
     recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, **fields})
     plan = search(recipe, gpu(memory), toy.tools(MARGIN), catalogue=catalogue, evaluator=evaluator)
-    assert plan.predictions <= TRACES
+    assert plan.predictions <= MOST_TRACES
     return plan
 
 
@@ -145,7 +145,7 @@ def test_a_limit_on_traces_is_not_taken_for_an_answer(monkeypatch):
     toy = replace(TOY, saved={"attention": 900_000, "mlp": 900_000, "norm": 900_000}, entry=20_000)
     memory = needed(toy, micro_batch_size=1)
     recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, **PINS})
-    monkeypatch.setattr("tightfit.planning.search.budget.ANSWERS", 0)
+    monkeypatch.setattr("tightfit.planning.search.budget.ANSWER_TRACES", 0)
     answers = search(recipe, gpu(memory), toy.tools(MARGIN)).answers
     assert answers.smallest_change_text == ("No single change was found that would make it fit: the limit on traces "
                                             "was reached.")

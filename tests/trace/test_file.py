@@ -13,7 +13,7 @@ from tests.profiling.profiled import hostile, predicted, profile
 from tightfit.errors import ReportError
 from tightfit.files import replacing
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
-from tightfit.trace.file import BLOCK, VERSION, load_trace, save_trace
+from tightfit.trace.file import BLOCK_SIZE, VERSION, load_trace, save_trace
 
 
 def op(tick, seconds=1e-6, **changes):
@@ -50,8 +50,8 @@ def test_what_is_written_is_what_is_read(path, make):
 
 
 def test_many_blocks(path):
-    trace = Trace(origin="measured", ops=[op(i, seconds=None if i % 3 else i / 7) for i in range(2 * BLOCK + 5)],
-                  allocations=[allocation(i, i, None if i % 2 else i + 3) for i in range(BLOCK + 1)],
+    trace = Trace(origin="measured", ops=[op(i, seconds=None if i % 3 else i / 7) for i in range(2 * BLOCK_SIZE + 5)],
+                  allocations=[allocation(i, i, None if i % 2 else i + 3) for i in range(BLOCK_SIZE + 1)],
                   spans=[Span(name="step 1", start=0, stop=9, step=1, times=2, seconds=0.5)])
     save_trace(trace, path)
     assert load_trace(path) == trace

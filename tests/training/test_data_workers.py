@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.runs import Said
 from tightfit import Trainer
-from tightfit.training.data_workers import STEPS, DataWorkers
+from tightfit.training.data_workers import SEEN_STEPS, DataWorkers
 
 
 def after(workers: DataWorkers, waited: float, seconds: float, steps: int) -> float:
@@ -29,17 +29,17 @@ def after(workers: DataWorkers, waited: float, seconds: float, steps: int) -> fl
 ])
 def test_what_is_prepared_in_the_run_itself_goes_to_as_many_as_keep_up(waited, seconds, number):
     workers = DataWorkers(0, 2, most=7)
-    assert after(workers, waited, seconds, STEPS + 1) == pytest.approx(waited / seconds if number else 0.0)
+    assert after(workers, waited, seconds, SEEN_STEPS + 1) == pytest.approx(waited / seconds if number else 0.0)
     assert workers.number == number
 
 
 def test_workers_that_are_still_too_slow_are_raised_again_until_they_suffice():
     workers = DataWorkers(2, 2, most=16)
-    assert after(workers, 0.05, 0.1, 2 * STEPS + 4) == 0.0  # what was made ahead of the first steps tells nothing
+    assert after(workers, 0.05, 0.1, 2 * SEEN_STEPS + 4) == 0.0  # what was made ahead of the first steps tells nothing
     assert after(workers, 0.05, 0.1, 1) == pytest.approx(0.5)
     assert workers.number == 4
-    assert after(workers, 0.0, 0.05, 8 * STEPS) == 0.0
-    assert after(workers, 0.05, 0.1, 8 * STEPS) == 0.0  # it is not looked at again
+    assert after(workers, 0.0, 0.05, 8 * SEEN_STEPS) == 0.0
+    assert after(workers, 0.05, 0.1, 8 * SEEN_STEPS) == 0.0  # it is not looked at again
 
 
 class Slow:
@@ -63,7 +63,7 @@ def test_a_run_that_waits_for_data_takes_workers_and_learns_the_same(tmp_path, t
 
     def losses(name: str, **loading: int) -> tuple[float, ...]:
         (tmp_path / name).mkdir()
-        recipe = {**tiny, "max_steps": STEPS + 6, "batch_size": 8, "seq_len": 16, "loading": loading,
+        recipe = {**tiny, "max_steps": SEEN_STEPS + 6, "batch_size": 8, "seq_len": 16, "loading": loading,
                   "data": {"packing": False}, "output_dir": str(tmp_path / f"{name}.run"), "eval_steps": None}
         return Trainer(recipe=recipe, dataset=Slow(tmp_path / name), listener=told).train().losses
 
@@ -71,4 +71,4 @@ def test_a_run_that_waits_for_data_takes_workers_and_learns_the_same(tmp_path, t
     assert len(list((tmp_path / "alone").iterdir())) == 1
     assert len(list((tmp_path / "open").iterdir())) > 1
     said = [text for text in told.texts if "waiting for data" in text]
-    assert [f"from step {STEPS + 2} on loading.workers=" in text for text in said] == [True]
+    assert [f"from step {SEEN_STEPS + 2} on loading.workers=" in text for text in said] == [True]

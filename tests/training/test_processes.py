@@ -28,7 +28,7 @@ from tightfit.backends import load_backend
 from tightfit.backends.pytorch import checkpoints as module_of_states
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import joined
-from tightfit.backends.world import LAUNCHER, LOST, OUT_OF_MEMORY, SAID, LaunchedProcess, launched_process
+from tightfit.backends.world import ERROR_SAID, LAUNCHER, OUT_OF_MEMORY, PROCESS_LOST, LaunchedProcess, launched_process
 from tightfit.devices import find_device
 from tightfit.errors import CheckpointError, DataError, LostProcess, ModelError, Refused, SaidElsewhere, TightfitError
 from tightfit.planning.defaults import resolve
@@ -296,8 +296,8 @@ def train_out_of_memory(values: dict[str, Any], said: Path) -> None:
 @each_kind
 @pytest.mark.parametrize(("changes", "ours", "status", "expected"), [
     ({}, True, OUT_OF_MEMORY, "Tried to allocate 9 bytes"),
-    ({}, False, SAID, r"Tried to allocate 9 bytes\. Try: micro_batch_size=1 \(.*\); or .*"),
-    ({"recover": False}, True, SAID, r"Tried to allocate 9 bytes\. Try: micro_batch_size=1 \(.*\); or .*"),
+    ({}, False, ERROR_SAID, r"Tried to allocate 9 bytes\. Try: micro_batch_size=1 \(.*\); or .*"),
+    ({"recover": False}, True, ERROR_SAID, r"Tried to allocate 9 bytes\. Try: micro_batch_size=1 \(.*\); or .*"),
 ], ids=["goes on", "not of our launcher", "not wanted"])  # fmt: skip
 def test_memory_that_runs_out_in_one_process_ends_all_and_is_said_once(
     run, tmp_path, monkeypatch, parallel, changes, ours, status, expected
@@ -306,7 +306,7 @@ def test_memory_that_runs_out_in_one_process_ends_all_and_is_said_once(
         monkeypatch.setenv(LAUNCHER, str(os.getpid()))
     said = tmp_path / "said"
     values = {**run, "save_steps": 1, "eval_steps": None, **changes, "parallel": parallel}
-    assert in_processes(2, train_out_of_memory, values, said) == [LOST, status]
+    assert in_processes(2, train_out_of_memory, values, said) == [PROCESS_LOST, status]
     assert re.fullmatch(rf"out of memory in the step: {expected}\n", said.read_text())
 
 

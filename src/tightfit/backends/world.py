@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 LAUNCHER = "TIGHTFIT_LAUNCHER"
 """Environment variable that holds the id of the process of ours that started this one."""
-SAID, LOST, OUT_OF_MEMORY = 2, 3, 4
+ERROR_SAID, PROCESS_LOST, OUT_OF_MEMORY = 2, 3, 4
 """Exit statuses of a process whose error was said, of one that lost the others, and of one that is to be started anew
 with what takes less memory."""
 

@@ -13,8 +13,8 @@ from tightfit.ladder.catalogue import ladder_of, ladders
 from tightfit.ladder.peers import PEERS, check_rows
 from tightfit.ladder.results import rung_results
 from tightfit.ladder.rows import OURS
-from tightfit.ladder.run import LIMIT, LadderRun, run_rungs, this_machine
-from tightfit.ladder.rungs import SCALES, STEPS, Ladder, Scale, card
+from tightfit.ladder.run import RUNG_SECONDS, LadderRun, run_rungs, this_machine
+from tightfit.ladder.rungs import SCALES, STEPS_OF_SCALE, Ladder, Scale, card
 from tightfit.ladder.table import show
 from tightfit.recipe.lookup import load_recipe, recipe_hint
 from tightfit.system import interrupted_by_signals
@@ -52,7 +52,7 @@ def run_ladder(
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
     if gpu is not None:
         card(gpu)  # an unknown name is said before anything runs
-    limit = limit or LIMIT
+    limit = limit or RUNG_SECONDS
     machine = this_machine(ladder.recipe(ladder.rungs[0], chosen or "reduced", fields), limit)
     if memory is not None and machine.kind != "cuda":
         raise RecipeError("gpu-memory: this machine has no GPU to cut down; leave it out, or write --gpu with a name "
@@ -61,7 +61,7 @@ def run_ladder(
         chosen = "full" if machine.kind == "cuda" else "reduced"
     if gpu is None and chosen != "full":
         gpu = ladder.gpu  # away from a GPU the full size is predicted for the card that it was published on
-    warm_up, timed = STEPS[chosen]
+    warm_up, timed = STEPS_OF_SCALE[chosen]
     console = Console(stderr=True, soft_wrap=True)
     run = LadderRun(
         ladder=ladder, scale=chosen, folder=Path(given[-1] if given else Path(FOLDER) / ladder.name).expanduser(),

@@ -16,10 +16,10 @@ from tightfit.recipe import Recipe
 from tightfit.recipe.sections import GIVEN_ROWS
 from tightfit.tasks import IGNORE, TASKS, Array, GlobalBatch, MicroBatch, global_batch_of
 
-ORDER = 0x0D4E
+ORDER_STREAM = 0x0D4E
 """Keeps the order's random numbers apart from those of a sample."""
 
-NAMED = 8
+NAMED_SAMPLES = 8
 """A global batch's origin names so many of its samples."""
 
 WHOLE = (0, 1)
@@ -94,7 +94,7 @@ class GlobalBatchLoader:
     def _epoch_order(self, epoch: int) -> Array:
         """The permutation of an epoch, int64 (samples,); that of the epoch last asked for is kept."""
         if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, generator(self.seed, epoch, ORDER).permutation(len(self.samples)))
+            self._order = (epoch, generator(self.seed, epoch, ORDER_STREAM).permutation(len(self.samples)))
         return self._order[1]
 
 
@@ -146,5 +146,5 @@ def _as_padding(batch: MicroBatch) -> MicroBatch:
 
 def _numbers(samples: Samples, chosen: Array) -> str:
     """The first of the samples `chosen`, by their numbers in the data: `7, 31, 4, ... (64 in all)`."""
-    named = ", ".join(str(number) for number in samples.numbers(chosen[:NAMED]))
-    return named if len(chosen) <= NAMED else f"{named}, ... ({len(chosen)} in all)"
+    named = ", ".join(str(number) for number in samples.numbers(chosen[:NAMED_SAMPLES]))
+    return named if len(chosen) <= NAMED_SAMPLES else f"{named}, ... ({len(chosen)} in all)"

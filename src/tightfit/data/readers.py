@@ -36,12 +36,12 @@ Wanted = Mapping[str, str]
 Row = tuple[Any, ...]
 Reader = Callable[[Path, Wanted], Iterator[Row]]
 
-CONVERTED = "convert it to UTF-8"
-BEGINNINGS = {
+CONVERT_ADVICE = "convert it to UTF-8"
+FILE_SIGNATURES = {
     b"\x1f\x8b": ("compressed by gzip", "write the file that gunzip makes of it"),
-    codecs.BOM_UTF32_LE: ("text in UTF-32", CONVERTED),  # which begins as the next one does
-    codecs.BOM_UTF16_LE: ("text in UTF-16", CONVERTED),
-    codecs.BOM_UTF16_BE: ("text in UTF-16", CONVERTED),
+    codecs.BOM_UTF32_LE: ("text in UTF-32", CONVERT_ADVICE),  # which begins as the next one does
+    codecs.BOM_UTF16_LE: ("text in UTF-16", CONVERT_ADVICE),
+    codecs.BOM_UTF16_BE: ("text in UTF-16", CONVERT_ADVICE),
 }
 """What files with such first bytes are, whatever their names say, and what to do with them."""
 
@@ -229,8 +229,8 @@ def read_file(path: Path, wanted: Wanted) -> Iterator[Row]:
         if path.stat().st_size == 0:
             raise DataError(f"data: {path} is empty")
         with path.open("rb") as file:
-            first = file.read(max(map(len, BEGINNINGS)))
-        for beginning, (found, instead) in BEGINNINGS.items():
+            first = file.read(max(map(len, FILE_SIGNATURES)))
+        for beginning, (found, instead) in FILE_SIGNATURES.items():
             if first.startswith(beginning):
                 raise DataError(f"data: {path} is {found}; {instead}")
         empty = True

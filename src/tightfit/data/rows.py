@@ -17,14 +17,14 @@ from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array, Task, get_task
 
-IGNORED = frozenset({
+IGNORED_FIELDS = frozenset({
     "position_ids", "decoder_input_ids", "decoder_attention_mask", "global_attention_mask", "inputs_embeds", "bbox",
     "seq_lengths", "seq_idx", "completion_mask", "assistant_masks", "loss_mask", "weight",
 })  # fmt: skip
 """Fields of rows that other trainers read: inputs of models, documents that share a row, and what is learned."""
 ALSO_LABELS = ("label", "label_ids")
 """Names under which Hugging Face's collators take the labels too."""
-COUNTED = 10_000
+COUNTED_ROWS = 10_000
 """So many rows, evenly spread, are looked at to count those that are cut, and for the largest value."""
 
 
@@ -87,7 +87,7 @@ class RowExamples:
             return None
         longest = int(min(tokens.max(), self.facts.max_positions or tokens.max()))
         advice = f"; write seq_len={longest} for more of them" if longest > self.seq_len else ""
-        sampled = " looked at" * (len(self) > COUNTED)
+        sampled = " looked at" * (len(self) > COUNTED_ROWS)
         return (f"{self.name}: {cut_rows:,} of {len(tokens):,} rows{sampled} are longer "
                 f"than seq_len={self.seq_len} and cut there{advice}")
 
@@ -149,7 +149,7 @@ class RowExamples:
         if not isinstance(row, Mapping):
             raise self._wrong(index, f"is of type {type(row).__name__}; give mappings such as "
                               '{"input_ids": [...]}')
-        if ignored := sorted(name for name in IGNORED & row.keys() if row[name] is not None):
+        if ignored := sorted(name for name in IGNORED_FIELDS & row.keys() if row[name] is not None):
             raise self._wrong(index, f"holds {', '.join(ignored)}, which is not read here; remove it, with a document "
                               "in each row and what is not learned as -100 in labels")
         also = [name for name in ALSO_LABELS if row.get(name) is not None]
@@ -193,7 +193,7 @@ class RowExamples:
     def _check(self, values: Array, name: str, index: int, high: int, field: str) -> None:
         wrong = values[(values != IGNORE) & ((values < 0) | (values >= high))]
         if wrong.size:
-            sampled = " or more," * (len(self) > COUNTED)
+            sampled = " or more," * (len(self) > COUNTED_ROWS)
             most = max([int(wrong.max()), *self._values(field)])
             more = f"write {field}={most + 1}{sampled} or " if wrong.min() >= 0 else ""
             raise self._wrong(index, f"has {int(wrong[0])} among its {name}, which should lie in 0 to {high - 1}; "
@@ -209,8 +209,8 @@ class RowExamples:
                     yield int(self._integers(row, name, index).max(initial=0))
 
     def _looked_at(self) -> list[int]:
-        """The numbers of `COUNTED` rows, evenly spread, or of all where they are fewer."""
-        looked_at = min(len(self), COUNTED)
+        """The numbers of `COUNTED_ROWS` rows, evenly spread, or of all where they are fewer."""
+        looked_at = min(len(self), COUNTED_ROWS)
         return [place * len(self) // looked_at for place in range(looked_at)]
 
     def _integers(self, row: Mapping[str, Any], name: str, index: int) -> Array:

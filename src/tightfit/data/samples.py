@@ -245,7 +245,7 @@ class Packed:
         return documents, positions, begins - 1
 
 
-CHOSEN, MASKED, RANDOM = 0.15, 0.8, 0.1
+CHOSEN_SHARE, MASKED_SHARE, RANDOM_SHARE = 0.15, 0.8, 0.1
 """Share of the tokens to predict; of those, the shares shown as the mask and as a random token (the rest is shown)."""
 
 
@@ -275,11 +275,11 @@ class Masking:
         shown = ids.copy()
         if not len(eligible):
             return shown, labels
-        chosen = random.choice(eligible, size=max(round(CHOSEN * len(eligible)), 1), replace=False, shuffle=False)
+        chosen = random.choice(eligible, size=max(round(CHOSEN_SHARE * len(eligible)), 1), replace=False, shuffle=False)
         labels[chosen] = ids[chosen]
         fate = random.random(len(chosen))
         replacement = random.integers(0, self.vocab_size, len(chosen))
         shown[chosen] = np.where(
-            fate < MASKED, self.mask_id, np.where(fate < MASKED + RANDOM, replacement, ids[chosen])
+            fate < MASKED_SHARE, self.mask_id, np.where(fate < MASKED_SHARE + RANDOM_SHARE, replacement, ids[chosen])
         )
         return shown, labels

@@ -17,12 +17,12 @@ from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import Array, ArraySpec, Task
 
-ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that such files hold in truth; Pillow's readers of rarer ones run programs, or warn and go on."""
-CENTRED = (0.5, 0.5)
+CENTRED_SCALE = (0.5, 0.5)
 """Mean and standard deviation of pixels, rescaled to 0 to 1, where the model stores no image processor."""
-MODES = {1: "L", 3: "RGB"}
+CHANNEL_MODES = {1: "L", 3: "RGB"}
 """Pillow's names of images with so many channels."""
 
 
@@ -34,7 +34,7 @@ class ImageFolder:
     classes: tuple[int, ...]
     size: int
     channels: int
-    scale: tuple[Any, Any] = CENTRED
+    scale: tuple[Any, Any] = CENTRED_SCALE
 
     def __len__(self) -> int:
         return len(self.files)
@@ -57,7 +57,7 @@ def open_images(
     if not folder.exists():
         raise missing_path("data", source, folder)
     classes = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-    found = {c.name: sorted(p for p in c.iterdir() if p.suffix.lower() in ENDINGS and p.is_file()) for c in classes}
+    found = {c.name: sorted(p for p in c.iterdir() if p.suffix.lower() in SUFFIXES and p.is_file()) for c in classes}
     names = tuple(name for name, files in found.items() if files)
     if not names:
         raise DataError(f"data: {source!r} holds no images; write a folder with one folder of png or jpg files a class")
@@ -69,7 +69,7 @@ def open_images(
     if needed > facts.num_labels or (num_labels is None and needed < facts.num_labels):
         raise DataError(f"data: {source!r} has {len(names)} classes and the model {facts.num_labels}; "
                         f"write num_labels={needed}")
-    if not facts.image_size or facts.num_channels not in MODES:
+    if not facts.image_size or facts.num_channels not in CHANNEL_MODES:
         raise DataError(f"model: images of size {facts.image_size} with {facts.num_channels} channels cannot be made "
                         "from image files; write a model that reads square images of 1 or 3 channels")
     pairs = [(file, number) for number, name in enumerate(names) for file in found.get(name, ())]
@@ -79,7 +79,7 @@ def open_images(
 
 def pixel_scale(recipe: Recipe, channels: int) -> tuple[Any, Any]:
     """Mean and standard deviation by which pixels, rescaled to 0 to 1, are normalized: those of the image processor
-    that is stored with the model's weights, one for each channel; else `CENTRED`."""
+    that is stored with the model's weights, one for each channel; else `CENTRED_SCALE`."""
     source, found = resolve_source(recipe), dict[str, Any]()
     if recipe.pretrained and source.kind in ("folder", "hub"):
         from transformers import ImageProcessingMixin  # for stored models alone
@@ -93,15 +93,15 @@ def pixel_scale(recipe: Recipe, channels: int) -> tuple[Any, Any]:
         return 0.0, 1.0
     named = found.get("image_mean"), found.get("image_std")
     fits = all(isinstance(values, list) and len(values) == channels for values in named)
-    return named if fits else CENTRED
+    return named if fits else CENTRED_SCALE
 
 
-def read_image(path: Path, size: int, channels: int, scale: tuple[Any, Any] = CENTRED) -> Array:
+def read_image(path: Path, size: int, channels: int, scale: tuple[Any, Any] = CENTRED_SCALE) -> Array:
     """An image as float32 (channels, size, size), its 0 to 1 centred by `scale`. Raises DataError for a broken file."""
     image_module = _pillow()
     try:
-        with image_module.open(path, formats=FORMATS) as image:
-            small = image.convert(MODES[channels]).resize((size, size), image_module.Resampling.BILINEAR)
+        with image_module.open(path, formats=IMAGE_FORMATS) as image:
+            small = image.convert(CHANNEL_MODES[channels]).resize((size, size), image_module.Resampling.BILINEAR)
             pixels = np.asarray(small, dtype=np.float32).reshape(size, size, channels)
     except (OSError, SyntaxError, image_module.DecompressionBombError) as error:  # SyntaxError: some broken PNG files
         raise DataError(f"data: {path} is not a readable image: {error}") from None
@@ -109,7 +109,7 @@ def read_image(path: Path, size: int, channels: int, scale: tuple[Any, Any] = CE
     return np.ascontiguousarray(((pixels / 255.0 - mean) / deviation).transpose(2, 0, 1))
 
 
-def image_processor(facts: ModelFacts, scale: tuple[Any, Any] = CENTRED) -> dict[str, Any]:
+def image_processor(facts: ModelFacts, scale: tuple[Any, Any] = CENTRED_SCALE) -> dict[str, Any]:
     """The configuration of transformers' image processor that makes the same pixels as `read_image`."""
     mean, deviation = (np.broadcast_to(numbers, facts.num_channels).tolist() for numbers in scale)
     return {

@@ -24,7 +24,7 @@ PARTS = ("train", "evaluation")
 BATCH_CHARACTERS = 1 << 21
 """Text to encode between two calls of the progress."""
 
-TOKENS, STARTS, COUNTS = "tokens.bin", "starts.npy", "counts.npy"
+TOKENS_FILE, STARTS_FILE, COUNTS_FILE = "tokens.bin", "starts.npy", "counts.npy"
 
 
 def _dtype(vocab_size: int) -> np.dtype[Any]:
@@ -49,15 +49,15 @@ class TokenStream:
         dtype = _dtype(len(self.counts))
         if self.starts[-1] == 0:
             return np.zeros(0, dtype)  # an empty file cannot be mapped
-        return np.asarray(np.memmap(self.folder / TOKENS, dtype, "r"))
+        return np.asarray(np.memmap(self.folder / TOKENS_FILE, dtype, "r"))
 
     @cached_property
     def starts(self) -> Array:
-        return np.asarray(np.load(self.folder / STARTS))
+        return np.asarray(np.load(self.folder / STARTS_FILE))
 
     @cached_property
     def counts(self) -> Array:
-        return np.asarray(np.load(self.folder / COUNTS))
+        return np.asarray(np.load(self.folder / COUNTS_FILE))
 
     @property
     def documents(self) -> int:
@@ -82,7 +82,7 @@ class StreamWriter:
         self.folder = folder
         self.counts = np.zeros(vocab_size, dtype=np.int64)
         self.lengths: list[int] = []
-        (folder / TOKENS).touch()
+        (folder / TOKENS_FILE).touch()
 
     def extend(self, documents: Sequence[Array]) -> None:
         """Append documents, each the ids (int64, 1-d) of one."""
@@ -91,15 +91,15 @@ class StreamWriter:
         tokens = np.concatenate(documents)
         self.counts += np.bincount(tokens, minlength=len(self.counts))
         self.lengths += [len(d) for d in documents]
-        with (self.folder / TOKENS).open("ab") as file:
+        with (self.folder / TOKENS_FILE).open("ab") as file:
             file.write(tokens.astype(_dtype(len(self.counts))).tobytes())
 
     def close(self) -> None:
         """Finish the files. Without this call the folder is no stream."""
         starts = np.zeros(len(self.lengths) + 1, dtype=np.int64)
         np.cumsum(self.lengths, out=starts[1:])
-        np.save(self.folder / STARTS, starts)
-        np.save(self.folder / COUNTS, self.counts)
+        np.save(self.folder / STARTS_FILE, starts)
+        np.save(self.folder / COUNTS_FILE, self.counts)
 
 
 @dataclass(frozen=True)

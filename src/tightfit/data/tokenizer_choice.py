@@ -11,8 +11,8 @@ from tightfit.data.caching import cached
 from tightfit.data.corpora import is_path, missing_path
 from tightfit.data.tokenizing import (
     END,
-    FILES,
     MASK,
+    OWN_FILES,
     PAD,
     Tokenizer,
     bare_tokenizer,
@@ -31,7 +31,7 @@ from tightfit.tasks import Task, get_task
 TRAINING_CHARACTERS = 100_000_000
 """A tokenizer is trained on about this much text: the merges it learns hardly change beyond."""
 
-WEIGHTS = (".safetensors", ".bin")
+WEIGHTS_ENDINGS = (".safetensors", ".bin")
 """Endings of files that hold a model's weights."""
 
 MARKER = re.compile(r"<\|[^\s|<>]+\|>")
@@ -70,9 +70,9 @@ def _models_own(recipe: Recipe) -> str | None:
     source = resolve_source(recipe)
     if source.kind == "folder":
         folder = Path(source.name)
-        if any((folder / file).is_file() for file in FILES):
+        if any((folder / file).is_file() for file in OWN_FILES):
             return source.name
-        if recipe.pretrained and any(path.suffix in WEIGHTS for path in folder.iterdir()):
+        if recipe.pretrained and any(path.suffix in WEIGHTS_ENDINGS for path in folder.iterdir()):
             raise DataError(f"tokenizer: the model's folder {source.name} holds weights and no tokenizer, and one "
                             "trained on this data would not be theirs; write tokenizer=<a folder or Hugging Face id>, "
                             "or pretrained=false to start from random weights")

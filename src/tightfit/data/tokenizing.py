@@ -23,21 +23,21 @@ from tightfit.tasks import Array
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"
 """Special tokens of the tokenizers trained here."""
 
-NAMES = {
+SPECIAL = {
     "eos_token": (END, "</s>", "<|end_of_text|>", "<eos>", "[SEP]"),
     "pad_token": (PAD, "[PAD]", "<|padding|>"),
     "mask_token": (MASK, "[MASK]"),
 }
 """Usual names of the special tokens, for a `tokenizer.json` that comes alone."""
 
-FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+OWN_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """A folder with any of these holds a tokenizer."""
 
 SIDES_SIZE = 12
 """Values of a token of a pair: whose it is (0 a special token's, 1 the first text's, 2 the second's), times 4, and its
 token type, 0 where the tokenizer's models read none."""
 
-CHUNK = 32
+CHUNK_DOCUMENTS = 32
 """Documents that a thread encodes at a time."""
 
 Text = TypeVar("Text")
@@ -114,9 +114,9 @@ def bare_tokenizer(backend: Any, name: str) -> Tokenizer:
     backend.no_padding()
     backend.no_truncation()
     found = {role: next((token for token in names if backend.token_to_id(token) is not None), None)
-             for role, names in NAMES.items()}
+             for role, names in SPECIAL.items()}
     if found["eos_token"] is None:
-        raise DataError(f"tokenizer: {name} has none of the tokens {', '.join(NAMES['eos_token'])} to end a document "
+        raise DataError(f"tokenizer: {name} has none of the tokens {', '.join(SPECIAL['eos_token'])} to end a document "
                         "with; name the folder that holds its tokenizer_config.json too")
     names = {role: token for role, token in found.items() if token is not None}
     role_ids = {role: backend.token_to_id(token) for role, token in names.items()}
@@ -166,7 +166,7 @@ def own_threads() -> Iterator[None]:
 
 def in_threads(encode: Callable[[Sequence[Text]], list[Encoded]], texts: Sequence[Text]) -> list[Encoded]:
     """`encode` over `texts`, in order, a chunk of them in each of as many threads as this process has cores."""
-    chunks = [texts[i : i + CHUNK] for i in range(0, len(texts), CHUNK)]
+    chunks = [texts[i : i + CHUNK_DOCUMENTS] for i in range(0, len(texts), CHUNK_DOCUMENTS)]
     with ThreadPoolExecutor(cores()) as pool:
         return [ids for part in pool.map(encode, chunks) for ids in part]
 

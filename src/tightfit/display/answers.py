@@ -9,7 +9,7 @@ from tightfit.display.words import as_written, throughput
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Label, Plan
 from tightfit.planning.search.wording import changing
-from tightfit.planning.timing.copies import FREE, Copies
+from tightfit.planning.timing.copies import HIDDEN_SPEED, Copies
 from tightfit.planning.whole_run import startup
 from tightfit.recipe import Recipe
 from tightfit.recipe.words import field_text
@@ -159,7 +159,7 @@ def copies(found: Copies, recipe: Recipe) -> str:
     if TASKS[recipe.task].reads == "tokens":
         tokens = found.hidden_from * recipe.seq_len
         enough = f"{round(tokens, 2 - len(str(tokens))):,} tokens"
-    return f"{said} From about {enough} in a global batch on, that is {percent(FREE)}."
+    return f"{said} From about {enough} in a global batch on, that is {percent(HIDDEN_SPEED)}."
 
 
 def _untraced(figure: UntracedMemory) -> str:

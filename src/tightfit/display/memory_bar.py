@@ -45,11 +45,11 @@ PARTS = (
 
 COLOURS = {part.key: part.colour for part in PARTS}
 
-INK = "not bold #000000 on {}"  # terminals show bold black as grey
-BEYOND = "not bold {}"
+INK_STYLE = "not bold #000000 on {}"  # terminals show bold black as grey
+BEYOND_STYLE = "not bold {}"
 """The style of what the device has no room for."""
-FREE, END, MORE = ".", "|", ">"
-LARGEST = 1.5
+FREE_MARK, END_MARK, MORE_MARK = ".", "|", ">"
+WIDEST_BAR = 1.5
 """Memories that a bar is wide at most where another candidate fits; what needs more is cut off and ends in MORE."""
 
 
@@ -85,12 +85,12 @@ def memory_bar(held: Mapping[str, int], limit: int, scale: int, width: int) -> T
     bar = Text(no_wrap=True, overflow="crop")
     for place, part in enumerate(cells[:width]):
         if place == end:
-            bar.append(END)
+            bar.append(END_MARK)
         letter = part.letter if place < end else part.letter.lower()
         cut = place == width - 1 and len(cells) > width
-        bar.append(MORE if cut else letter, style=(INK if place < end else BEYOND).format(part.colour))
+        bar.append(MORE_MARK if cut else letter, style=(INK_STYLE if place < end else BEYOND_STYLE).format(part.colour))
     if used <= limit:
-        bar.append(FREE * (end - filled) + END)
+        bar.append(FREE_MARK * (end - filled) + END_MARK)
     return bar
 
 
@@ -111,18 +111,18 @@ def scale_of(needs: Sequence[int], limit: int) -> int:
     """Bytes that a bar's full width stands for, so that bars can be compared: the memory, or the largest need, up to
     LARGEST memories where something fits."""
     most = max([limit, *needs])
-    return min(most, round(LARGEST * limit)) if min(needs, default=0) <= limit else most
+    return min(most, round(WIDEST_BAR * limit)) if min(needs, default=0) <= limit else most
 
 
 def legend(memories: Sequence[Memory], device_bytes: int, width: int) -> Text:
     """The meaning of the letters and marks that the bars have, in lines of at most `width` characters."""
     present = {key for memory in memories for key in (*parts_of(memory), *host_parts_of(memory))}
     needs = [memory.used for memory in memories]
-    items = [Text.assemble((p.letter, INK.format(p.colour)), f" {p.name}") for p in PARTS if p.key in present]
-    marks = [f"{FREE} free"] if min(needs, default=0) < device_bytes else []
-    marks.append(f"{END} {size(device_bytes)}, end of the device's memory")
+    items = [Text.assemble((p.letter, INK_STYLE.format(p.colour)), f" {p.name}") for p in PARTS if p.key in present]
+    marks = [f"{FREE_MARK} free"] if min(needs, default=0) < device_bytes else []
+    marks.append(f"{END_MARK} {size(device_bytes)}, end of the device's memory")
     marks += ["small letters: beyond it"] if max(needs, default=0) > device_bytes else []
-    marks += [f"{MORE} cut off"] if max(needs, default=0) > scale_of(needs, device_bytes) else []
+    marks += [f"{MORE_MARK} cut off"] if max(needs, default=0) > scale_of(needs, device_bytes) else []
     lines: list[Text] = []
     for item in [*items, *map(Text, marks)]:
         if lines and lines[-1].cell_len + 2 + item.cell_len <= width:

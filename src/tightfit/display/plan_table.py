@@ -26,9 +26,9 @@ from tightfit.planning.plan import Candidate, Plan
 from tightfit.recipe.yaml import to_yaml
 from tightfit.text import size
 
-BAR = (20, 48)
+BAR_CELLS = (20, 48)
 """Cells of a memory bar, at least and at most."""
-LABEL = 12
+LABEL_WIDTH = 12
 """Characters of the longest label, such as `smallest GPU`."""
 
 
@@ -108,7 +108,7 @@ def _tables(plan: Plan, width: int) -> list[Table]:
     choices, costs = columns(plan)
     bars = _Bars("memory at the peak", parts_of, plan.device.memory_bytes)
     whole = partial(_table, plan, plan.candidates, [*choices, *costs], bars)
-    if _width(whole(BAR[0])) <= width:
+    if _width(whole(BAR_CELLS[0])) <= width:
         return [_fitted(whole, width)]
     first = replace(choices[0], heading=choices[0].heading.replace("x ", "x\n"))
     ways = (_table(plan, plan.candidates, each) for each in (choices, [first, *map(_folded, choices[1:])]))
@@ -118,7 +118,7 @@ def _tables(plan: Plan, width: int) -> list[Table]:
 
 def _fitted(table: Callable[[int], Table], width: int) -> Table:
     """The table with bars as long as the width allows. table: makes it with bars of so many cells."""
-    return table(min(max(BAR[0] + width - _width(table(BAR[0])), 8), BAR[1]))
+    return table(min(max(BAR_CELLS[0] + width - _width(table(BAR_CELLS[0])), 8), BAR_CELLS[1]))
 
 
 def _folded(column: Column) -> Column:
@@ -183,7 +183,7 @@ def _width(table: Table) -> int:
 def _grid(lines: Lines) -> Table:
     """Answers, their labels in a column of one width."""
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, min_width=LABEL)
+    grid.add_column(no_wrap=True, min_width=LABEL_WIDTH)
     grid.add_column()
     last = ""
     for label, text in lines:

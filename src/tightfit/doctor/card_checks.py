@@ -16,15 +16,15 @@ from tightfit.doctor.findings import Finding, FindingBuilder
 from tightfit.doctor.readings import Gpu, Readings
 from tightfit.text import size
 
-NO_ROOM, WORTH_SAYING = 600 << 20, 256 << 20
+LITTLE_FREE, WORTH_SAYING = 600 << 20, 256 << 20
 """Bytes free below which not even a CUDA context has room; bytes in use above which they are worth a word."""
 BEST, GOOD, THROTTLING = (70, 75), 80, 84
 """Degrees Celsius under load: the best range, good below, throttling likely from (to 90), as the guides give them."""
 RANGE = f"good is below {GOOD} C, best {BEST[0]} to {BEST[1]} C under load, throttling starts at {THROTTLING} to 90 C"
-BUSY = 20
+BUSY_PERCENT = 20
 """Percent of utilization from which a card is at work."""
 
-LANE = {1: 0.25, 2: 0.5, 3: PCIE_3, 4: PCIE_4, 5: PCIE_5, 6: 7.56}
+LANE_SPEED = {1: 0.25, 2: 0.5, 3: PCIE_3, 4: PCIE_4, 5: PCIE_5, 6: 7.56}
 """GB/s of one lane in one direction, by PCIe generation (PCI-SIG; the sixth after its flit encoding)."""
 
 COOLING = "better airflow, more fan, dust out, or a lower limit with nvidia-smi -pl"
@@ -40,7 +40,7 @@ THROTTLES = {
 }  # fmt: skip
 """Those of `cards.REASONS` that cost speed: what happens, and what to do."""
 
-SLOT = 75
+SLOT_WATTS = 75
 CABLES = (
     (0, "none: the slot's 75 W carry it"),
     (75, "one 6-pin (75 W) or one 8-pin (150 W)"),
@@ -106,7 +106,7 @@ def check_supply(gpus: tuple[Gpu, ...], say: FindingBuilder, readings: Readings)
 
 def busy(gpu: Gpu) -> bool:
     """Whether the card is known to be at work."""
-    return gpu.utilization is not None and gpu.utilization >= BUSY
+    return gpu.utilization is not None and gpu.utilization >= BUSY_PERCENT
 
 
 def has_power_cables(name: str) -> bool:
@@ -116,7 +116,7 @@ def has_power_cables(name: str) -> bool:
 
 def power_cables(watts: float) -> str | None:
     """The least cables that carry a power limit, the slot's share taken off; None above what cables carry."""
-    return next((plugs for most, plugs in CABLES if watts - SLOT <= most), None)
+    return next((plugs for most, plugs in CABLES if watts - SLOT_WATTS <= most), None)
 
 
 def _memory(gpu: Gpu, say: FindingBuilder) -> Iterator[Finding]:
@@ -126,7 +126,7 @@ def _memory(gpu: Gpu, say: FindingBuilder) -> Iterator[Finding]:
         free = gpu.memory_total - gpu.memory_used - (gpu.memory_reserved or 0)
         used = (f"{size(gpu.memory_used)} of {size(gpu.memory_total)} in use{f', by {names}' if names else ''}"
                 f"{f', {size(gpu.memory_reserved)} kept by the driver' if gpu.memory_reserved else ''}")
-        if free < NO_ROOM:
+        if free < LITTLE_FREE:
             yield say("problem", "memory_used", f"{used}: no room for a CUDA context, so that nothing can start",
                       "end what holds it (nvidia-smi lists it, `kill` ends it)")
         elif gpu.memory_used > WORTH_SAYING:
@@ -186,7 +186,7 @@ def _temperature(gpu: Gpu, now: int, say: FindingBuilder) -> Finding:
 def _pcie(gpu: Gpu, generation: int, width: int, say: FindingBuilder) -> Iterator[Finding]:
     most_generation = gpu.pcie_generation_max or generation
     most_width = max(gpu.pcie_width_card or 0, gpu.pcie_width_max or 0, width)
-    lane, best = (LANE.get(number, LANE[max(LANE)]) for number in (generation, most_generation))
+    lane, best = (LANE_SPEED.get(number, LANE_SPEED[max(LANE_SPEED)]) for number in (generation, most_generation))
     if width < most_width:
         slot = gpu.pcie_width_max is not None and gpu.pcie_width_max < most_width
         yield say("advice", "pcie_width", f"PCIe runs with {width} of the card's {most_width} lanes "

@@ -11,7 +11,7 @@ from tightfit.doctor.findings import Finding, FindingBuilder, Severity
 from tightfit.doctor.readings import Disk, Host, Link, Readings
 from tightfit.text import size
 
-CHECKPOINT = 12
+CHECKPOINT_BYTES = 12
 """Bytes a parameter of a checkpoint: fp32 weights and AdamW's two states."""
 ADAMW_STATES = 8
 """Bytes a parameter of AdamW's two states in fp32."""
@@ -122,7 +122,7 @@ def check_disk(disk: Disk, say: FindingBuilder, readings: Readings) -> Iterator[
         return
     severity: Severity = "problem" if disk.free < FULL_DISK else "advice" if disk.free < TIGHT_DISK else "ok"
     yield say(severity, "free", f"{size(disk.free)} free in {disk.folder}: checkpoints of "
-              f"{_count(disk.free / CHECKPOINT)} parameters in all, {CHECKPOINT} bytes each with AdamW",
+              f"{_count(disk.free / CHECKPOINT_BYTES)} parameters in all, {CHECKPOINT_BYTES} bytes each with AdamW",
               "" if severity == "ok" else
               "make room, set output_dir to another disk, or keep fewer with save_total_limit")
     if disk.write is None or disk.measured is None:
@@ -132,7 +132,7 @@ def check_disk(disk: Disk, say: FindingBuilder, readings: Readings) -> Iterator[
     slow = disk.write < SLOW_DISK
     yield say("advice" if slow else "ok", "write", f"writes {disk.write / 1e6:,.0f} MB/s{read} (measured with "
               f"{size(disk.measured)}): a checkpoint of a billion parameters takes "
-              f"{CHECKPOINT * 1e9 / disk.write:,.0f} s; {offload} to offload optimizer states to",
+              f"{CHECKPOINT_BYTES * 1e9 / disk.write:,.0f} s; {offload} to offload optimizer states to",
               "set output_dir to a faster disk, or save less often with save_steps" if slow else "")
 
 

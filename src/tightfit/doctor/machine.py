@@ -26,7 +26,7 @@ from tightfit.doctor.software_checks import OPTIONAL, SLOWER
 from tightfit.system import cores, host_memory, installed, version_of
 
 TOOLS = ("docker", "nvidia-ctk")
-BYTES, CHUNK = 256 << 20, 8 << 20
+DISK_TEST_BYTES, DISK_TEST_CHUNK = 256 << 20, 8 << 20
 """Written to and read from the disk, at most; and at a time."""
 LIBRARIES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets", "torchao", "torch-optimi",
@@ -93,7 +93,7 @@ def _nvcc(path: str) -> str | None:
     return None
 
 
-def read_disk(folder: Path, measure: bool = True, most: int = BYTES) -> Disk:
+def read_disk(folder: Path, measure: bool = True, most: int = DISK_TEST_BYTES) -> Disk:
     """Size and free space of the disk that `folder` is on, and its speeds.
 
     measure: whether to write and read a file there: at most `most` bytes, and at most a sixteenth of what is free.
@@ -104,7 +104,7 @@ def read_disk(folder: Path, measure: bool = True, most: int = BYTES) -> Disk:
     try:
         total, _, free = shutil.disk_usage(folder)
         found = Disk(folder=str(folder), total=total, free=free)
-        size = min(most, free // 16) // CHUNK * CHUNK if measure else 0
+        size = min(most, free // 16) // DISK_TEST_CHUNK * DISK_TEST_CHUNK if measure else 0
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:  # nameless on Linux: gone even after a kill
             if not size:
                 return found
@@ -116,9 +116,9 @@ def read_disk(folder: Path, measure: bool = True, most: int = BYTES) -> Disk:
 
 def _write_speed(descriptor: int, size: int) -> float:
     """Bytes a second. Raises OSError where nothing can be written."""
-    chunk = os.urandom(CHUNK)  # some disks compress, and would find zeros easy
+    chunk = os.urandom(DISK_TEST_CHUNK)  # some disks compress, and would find zeros easy
     began = time.perf_counter()
-    for _ in range(size // CHUNK):
+    for _ in range(size // DISK_TEST_CHUNK):
         left = memoryview(chunk)
         while left:  # a nearly full disk takes a part first, and fails at the next
             left = left[os.write(descriptor, left):]
@@ -132,7 +132,7 @@ def _read_speed(descriptor: int, size: int) -> float | None:
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.lseek(descriptor, 0, os.SEEK_SET)
     began = time.perf_counter()
-    while os.read(descriptor, CHUNK):
+    while os.read(descriptor, DISK_TEST_CHUNK):
         pass
     return size / (time.perf_counter() - began)
 

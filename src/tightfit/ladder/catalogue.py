@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from tightfit.backends import load_backend
 from tightfit.devices import MIB
 from tightfit.errors import RecipeError
-from tightfit.ladder.rungs import PLAIN, Figures, Ladder, Rung, setting_alone, setting_name
+from tightfit.ladder.rungs import PLAIN_FIELDS, Figures, Ladder, Rung, setting_alone, setting_name
 from tightfit.models import resolve_source
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.recipe.yaml import technique_to_yaml
@@ -70,7 +70,7 @@ def _whole(name: str, values: dict[str, Any]) -> dict[str, Any]:
     rungs = [rung | ({"changes": AUTO | rung.get("changes", {})} if "planned" in rung else {})
              | {"published": _published(steps, **rung.get("published", {}))} for rung in values["rungs"]]
     rungs += _each(**values["each"]) if "each" in values else []
-    return {**values, "name": name, "base": PLAIN | values["base"], "rungs": rungs}
+    return {**values, "name": name, "base": PLAIN_FIELDS | values["base"], "rungs": rungs}
 
 
 def _published(steps: int, seconds: float | None = None, memory_mib: float | None = None) -> Figures:
@@ -102,7 +102,7 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
                           "one, such as checkpointing=auto")
     slots = [slot for slot in SLOTS if slot in open_fields and slot in CHOICES]
     made = "attention" in slots and resolve_source(recipe).kind == "factory"
-    plain = {**PLAIN, "attention": "sdpa"} if made else PLAIN
+    plain = {**PLAIN_FIELDS, "attention": "sdpa"} if made else PLAIN_FIELDS
     base = {**recipe.to_dict(), **{slot: plain[slot] for slot in slots}}
     rungs = [Rung(name=BASELINE)]
     if "micro_batch_size" in open_fields:

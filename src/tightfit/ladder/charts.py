@@ -22,8 +22,8 @@ TITLES = {"seconds": "Time of a step", "memory": "Memory", "full-seconds": "Time
           "full-memory": "Memory at full size", "throughput": "Throughput against memory"}  # fmt: skip
 """The charts of a page, in its order."""
 COLOURS = {"published": "#9a9a9a", "measured": "#56b4e9", "predicted": "#e8743b"}
-FRONT = "#d55e00"
-WRAPPED, MOST_ROWS = 24, 3
+FRONT_COLOUR = "#d55e00"
+ROW_LETTERS, MOST_ROWS = 24, 3
 """Letters of a row of a rung's name next to its bars, and rows of one."""
 UNITS = {"seconds": ("Seconds of a step", 1.0, ".4g"), "memory": ("Peak memory, MiB", float(MIB), ",.0f")}
 """Each figure's axis, its unit in seconds or bytes, and how a value is written."""
@@ -91,7 +91,7 @@ def _compared(name: str, rungs: Sequence[str], series: Series, figure: str, text
     sources = [", ".join(who) for who in series]
 
     made = go.Figure()
-    labels = ["<br>".join(map(label_of, textwrap.wrap(rung, WRAPPED, max_lines=MOST_ROWS, placeholder=" …")))
+    labels = ["<br>".join(map(label_of, textwrap.wrap(rung, ROW_LETTERS, max_lines=MOST_ROWS, placeholder=" …")))
               for rung in names]
     for source, ((who, _), values) in zip(sources, series.items(), strict=True):
         made.add_bar(y=labels, x=[None if v is None else v / unit for v in values], orientation="h",
@@ -124,8 +124,8 @@ def _throughput(results: Sequence[RungResult], ladder: Ladder, numbers: dict[str
             hovertemplate="%{text}. %{customdata}<br>%{y:.4g} samples/s, %{x:,.0f} MiB<extra></extra>", **look,
         )  # fmt: skip
 
-    points(best, "on the front", "lines+markers+text", line={"shape": "hv", "color": FRONT, "width": 2},
-           marker={"size": 11, "color": FRONT})
+    points(best, "on the front", "lines+markers+text", line={"shape": "hv", "color": FRONT_COLOUR, "width": 2},
+           marker={"size": 11, "color": FRONT_COLOUR})
     points([result for result in ran if result.runner == OURS and result not in best], "others", "markers+text",
            marker={"size": 10, "color": COLOURS["measured"]})
     points([result for result in ran if result.runner != OURS], "peers", "markers",

@@ -18,12 +18,12 @@ from pydantic import BaseModel
 
 from tightfit.ladder.rows import OURS, Status
 from tightfit.ladder.rungs import DEVICES, Launch
-from tightfit.system import KILLED
+from tightfit.system import KILLED_STATUS
 
 WORKER = "tightfit.ladder.worker"
-POLL = 0.2
+POLL_SECONDS = 0.2
 """Seconds between two looks at what a process has written."""
-ENDING = 30.0
+ENDING_SECONDS = 30.0
 """Seconds that a process may take to end once its last job is done."""
 LAST_WORDS = 400
 """Characters of a failed process's last words that are kept."""
@@ -82,7 +82,7 @@ def run_jobs(jobs: Sequence[Job], limit: float) -> Iterator[Outcome]:
                 if found.status == "timed-out":
                     return
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(ENDING)
+                process.wait(ENDING_SECONDS)
 
 
 def command(launch: Launch, worker: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -112,7 +112,7 @@ def _outcome(process: subprocess.Popen[bytes], written: Path, number: int, limit
         if time.monotonic() >= deadline:
             return Outcome(status="timed-out", reason=f"took more than {limit:.0f} seconds")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(POLL)
+            process.wait(POLL_SECONDS)
 
 
 @contextlib.contextmanager
@@ -138,8 +138,8 @@ def without_outcome(code: int, said: str) -> Outcome:
     own = before.rpartition("\n")[0] if torchrun else said
     lines = [line.strip() for line in own.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if "Error" in line or "error" in line), lines[-1] if lines else "")
-    if killed or code == KILLED:
+    if killed or code == KILLED_STATUS:
         return Outcome(status="killed",
-                       reason=f"killed by signal {-KILLED}, perhaps by the system for lack of host memory")
+                       reason=f"killed by signal {-KILLED_STATUS}, perhaps by the system for lack of host memory")
     how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     return Outcome(status="failed", reason=f"{last[-LAST_WORDS:]} ({how})" if last else how)

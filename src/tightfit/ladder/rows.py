@@ -25,7 +25,7 @@ from tightfit.recipe import Recipe
 RESULTS = "results.jsonl"
 OURS = "tightfit"
 Status = Literal["done", "out-of-memory", "refused", "timed-out", "killed", "failed"]
-FINAL: tuple[Status, ...] = ("done", "out-of-memory", "refused")
+FINAL_OUTCOMES: tuple[Status, ...] = ("done", "out-of-memory", "refused")
 """Outcomes that are not tried again when a ladder goes on."""
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -124,10 +124,10 @@ class Measured(Row, frozen=True):
     def is_steady(self) -> bool:
         """Whether half of its timed steps lie close together."""
         low, high = self.quartiles
-        return high <= STEADY * low
+        return high <= STEADY_RATIO * low
 
 
-STEADY = 1.25
+STEADY_RATIO = 1.25
 """The ratio of a steady rung's quartiles, at most."""
 
 FAR_OFF = 10.0

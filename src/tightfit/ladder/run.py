@@ -16,7 +16,7 @@ from tightfit.errors import RecipeError, writing
 from tightfit.ladder.jobs import Job, Outcome, run_jobs
 from tightfit.ladder.peers import PEERS, title_of
 from tightfit.ladder.rows import (
-    FINAL,
+    FINAL_OUTCOMES,
     OURS,
     RESULTS,
     AnyRow,
@@ -38,7 +38,7 @@ from tightfit.training.run_folder import locked
 
 Log = Callable[[str], None]
 
-LIMIT = 600.0
+RUNG_SECONDS = 600.0
 """Seconds that one rung may take, where nothing else is asked for."""
 
 
@@ -60,7 +60,7 @@ class LadderRun:
     log: Log
     warm_up: int
     steps: int
-    limit: float = LIMIT
+    limit: float = RUNG_SECONDS
     overrides: Sequence[str] = ()
     runners: Sequence[str] = (OURS,)
     gpu: str | None = None
@@ -123,7 +123,7 @@ class LadderRun:
         """Whether a rung is to be run: it has no row, failed, was killed, or may take longer than it could."""
         if row is None:
             return True
-        return row.limit < self.limit if row.status == "timed-out" else row.status not in FINAL
+        return row.limit < self.limit if row.status == "timed-out" else row.status not in FINAL_OUTCOMES
 
     def add(self, kind: type[AnyRow], rung: Rung, outcome: Outcome, **known: Any) -> AnyRow:
         """Keep a rung's row with its outcome."""
@@ -150,10 +150,10 @@ ROUNDS = 3
 """Times that a rung is measured at most."""
 
 
-def this_machine(recipe: Recipe, limit: float = LIMIT) -> Machine:
+def this_machine(recipe: Recipe, limit: float = RUNG_SECONDS) -> Machine:
     """The machine as a rung finds it. Raises RecipeError where the recipe's device, model or data is not there, and
     where reading the data takes longer than a rung may. limit: seconds of one, the usual ones or more here."""
-    (found,) = run_jobs([Job(kind="machine", recipe=recipe.to_dict())], max(limit, LIMIT))
+    (found,) = run_jobs([Job(kind="machine", recipe=recipe.to_dict())], max(limit, RUNG_SECONDS))
     if found.status == "timed-out":
         raise RecipeError(f"data: reading it {found.reason}; write --limit with more, or less data")
     if found.status != "done":

@@ -15,10 +15,10 @@ from tightfit.techniques import SLOTS, Backend, Technique
 Scale = Literal["full", "reduced", "smallest"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 """full: the shape that a GPU is for. reduced: minutes on two processor cores. smallest: seconds a rung."""
-STEPS: dict[Scale, tuple[int, int]] = {"full": (3, 10), "reduced": (2, 5), "smallest": (1, 3)}
+STEPS_OF_SCALE: dict[Scale, tuple[int, int]] = {"full": (3, 10), "reduced": (2, 5), "smallest": (1, 3)}
 """Steps of a rung before timing, and timed."""
 
-PLAIN: dict[str, Any] = {
+PLAIN_FIELDS: dict[str, Any] = {
     **{slot: SLOTS[slot][0].name for slot in CHOSEN_SLOTS},
     "precision": "fp32", "checkpointing": "none", "optimizer": {"name": "adamw", "implementation": "foreach"},
     "attention": "eager", "compile": "off", "loading": {"workers": 0}, "lr_scheduler_type": "constant",

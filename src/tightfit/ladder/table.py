@@ -14,11 +14,11 @@ from tightfit.ladder.rows import OURS, Measured
 from tightfit.ladder.run import LadderRun
 from tightfit.ladder.rungs import UNKNOWN, Figures, Ladder
 
-MEASURED = 6
+MEASURED_COLUMNS = 6
 """Columns up to what was measured, the rung's name included; behind them stands what was predicted and published."""
-WIDE = 10_000
+WIDE_TERMINAL = 10_000
 """Columns of a terminal in which any table has room."""
-NAMED = 20
+NAME_WIDTH = 20
 """Characters of a rung's name in a line, at least."""
 
 
@@ -29,14 +29,14 @@ def show(run: LadderRun, console: Console) -> None:
         console.print(sentence, markup=False, highlight=False)
     heads, rows = cells(results, ladder)
     whole = table(heads, rows, results)
-    if console.measure(whole, options=console.options.update(max_width=WIDE)).maximum <= console.width:
+    if console.measure(whole, options=console.options.update(max_width=WIDE_TERMINAL)).maximum <= console.width:
         console.print(whole)
     else:
-        console.print(table(heads[:MEASURED], [row[:MEASURED] for row in rows], results), "")
+        console.print(table(heads[:MEASURED_COLUMNS], [row[:MEASURED_COLUMNS] for row in rows], results), "")
         ours = [(result, row) for result, row in zip(results, rows, strict=True) if result.runner == OURS]
-        others = [[row[0], *row[MEASURED:]] for _, row in ours]  # nothing is predicted of a peer's loop
-        if len(heads) > MEASURED:
-            console.print(table([heads[0], *heads[MEASURED:]], others, [result for result, _ in ours]))
+        others = [[row[0], *row[MEASURED_COLUMNS:]] for _, row in ours]  # nothing is predicted of a peer's loop
+        if len(heads) > MEASURED_COLUMNS:
+            console.print(table([heads[0], *heads[MEASURED_COLUMNS:]], others, [result for result, _ in ours]))
     if any(result.runner != OURS for result in results):
         console.print("speed and memory: a rung's against the one that it changes, a peer's against ours of the same",
                       highlight=False)
@@ -59,7 +59,7 @@ def notes(results: Sequence[RungResult]) -> list[str]:
 def table(heads: list[str], rows: list[list[str]], results: list[RungResult]) -> Table:
     """Columns of some results as a table of the terminal; a rung's name stays readable however narrow it is."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    made.add_column(heads[0], overflow="fold", min_width=NAMED)
+    made.add_column(heads[0], overflow="fold", min_width=NAME_WIDTH)
     for name in heads[1:]:
         made.add_column(name, justify="right", no_wrap=True)
     for result, row in zip(results, rows, strict=True):

@@ -42,7 +42,7 @@ from tightfit.training.session import Session, training_global_batches
 LIBRARIES = ("torch", "transformers", "tightfit", "torchao", "torch-optimi", "triton", "flash-attn", "jax",
              *(library for peer in PEERS.values() for library in peer.libraries))  # fmt: skip
 """Libraries whose versions a figure may depend on."""
-GROWTH = (1.5, 2, 3, 4, 6, 8, 12, 16)
+GROWTH_MULTIPLES = (1.5, 2, 3, 4, 6, 8, 12, 16)
 """Multiples of its batch at which a rung that grows is tried."""
 
 
@@ -158,7 +158,7 @@ def largest_batch(recipe: Recipe, within: Recipe, target: Target, backend: Backe
     def at(batch: int) -> Recipe:
         return recipe.override(batch_size=batch, micro_batch_size=batch)
 
-    sizes = sorted({int(within.batch_size * factor) for factor in GROWTH} - {within.batch_size})
+    sizes = sorted({int(within.batch_size * factor) for factor in GROWTH_MULTIPLES} - {within.batch_size})
     batch = largest_that_fits(sizes, lambda size: needs(at(size)), needs(within))
     return recipe if batch is None else at(batch)
 

@@ -18,9 +18,9 @@ from tightfit import text
 
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, marks that turn the direction of text around, and halves of characters."""
-MOST = 2000
+MOST_CHARACTERS = 2000
 """Characters of a value that are shown: a name or a sentence can be of any length."""
-CONFIG = {
+TOOLBAR = {
     "responsive": True, "displaylogo": False, "plotlyServerURL": "", "showSendToCloud": False,
     "modeBarButtonsToRemove": ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d"],
 }  # fmt: skip
@@ -43,12 +43,12 @@ def printable(value: Any) -> Any:
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     shown = UNPRINTABLE.sub("?", value)
-    return shown if len(shown) <= MOST else f"{shown[:MOST]} ..."
+    return shown if len(shown) <= MOST_CHARACTERS else f"{shown[:MOST_CHARACTERS]} ..."
 
 
 def chart(name: str, figure: Any, label: str) -> Markup:
     """A plotly figure in its place on the page. label: what it shows, for those who cannot see it."""
-    drawn = figure.to_html(config=CONFIG, include_plotlyjs=False, full_html=False, div_id=name, default_width="100%")
+    drawn = figure.to_html(config=TOOLBAR, include_plotlyjs=False, full_html=False, div_id=name, default_width="100%")
     return Markup('<div class="chart" role="img" aria-label="{}">{}</div>').format(label, Markup(drawn))
 
 

@@ -10,7 +10,7 @@ from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.techniques.parallel import ManyProcesses
 
-MOST = 1 << 16
+MOST_CARDS = 1 << 16
 """Cards, at most."""
 
 
@@ -47,8 +47,8 @@ def read_cluster(
         gpu, gpus = match[2], int(match[1])
     counts = {"gpus": 1 if gpus is None else gpus, "nodes": 1 if nodes is None else nodes}
     for name, count in counts.items():
-        if not 1 <= count <= MOST:
-            raise RecipeError(f"{name}: {count} should be from 1 to {MOST:,}, such as --{name} 2")
+        if not 1 <= count <= MOST_CARDS:
+            raise RecipeError(f"{name}: {count} should be from 1 to {MOST_CARDS:,}, such as --{name} 2")
     cards, machines = counts["gpus"], counts["nodes"]
     if (cards * machines > 1 or network is not None) and (gpu in ("cpu", "all") or "," in (gpu or "")):
         raise RecipeError(f"gpu: {gpu!r} is planned for one device each; write a GPU's name, such as --gpu 8xh100-sxm")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tightfit.recipe import Recipe
-from tightfit.techniques.parallel import WIDE, Parallel
+from tightfit.techniques.parallel import FP32, Parallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ def drive_bytes(recipe: Recipe, parallel: Parallel, parameters: int) -> DriveByt
     states = 0.0 if recipe.optimizer == "auto" else recipe.optimizer.bytes_beside(None)
     micro = recipe.batch_size if recipe.micro_batch_size == "auto" else recipe.micro_batch_size
     passes = 2 * max(-(-recipe.batch_size // (micro * parallel.process_count)), 1)
-    weights, updated = WIDE * parameters, round((2 * WIDE + states) * parameters)  # with gradients, as large as weights
+    weights, updated = FP32 * parameters, round((2 * FP32 + states) * parameters)  # with gradients, as large as weights
     return DriveBytes(held=weights + updated, in_memory=weights, read=passes * weights + updated,
                       written=weights + updated)
 

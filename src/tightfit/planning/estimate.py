@@ -18,7 +18,7 @@ from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size
 from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
 
-HELD = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
+MODEL_STATES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
 """Categories that the model and its optimizer hold from step to step."""
 IN_BLOCK = re.compile(r"(^|\.)\d+(\.|$)")
 """Pattern in the names of modules that lie in a list of blocks, such as `model.layers.3`."""
@@ -96,7 +96,7 @@ def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -
         missing = 0 if rank.fits else min(replayed.missing, max(reserved - room, 0))
     fullest, kept = trace.peak(place=Place.HOST)
     host = kept + trace.untraced_bytes("host")
-    waiting = [a for a in trace.allocations if a.place is Place.HOST and a.category in HELD]
+    waiting = [a for a in trace.allocations if a.place is Place.HOST and a.category in MODEL_STATES]
     memory = Memory(
         device_rank=rank,
         peak_allocated=allocated,

@@ -11,7 +11,7 @@ from tightfit.errors import OutOfMemory
 from tightfit.recipe import Recipe
 from tightfit.techniques import SLOTS
 
-MOST = 3
+MOST_NAMED = 3
 """Number of ways out that are named at once."""
 
 
@@ -56,7 +56,7 @@ def savings(recipe: Recipe, device: Device) -> Iterator[Saving]:
 
 def memory_suggestions(recipe: Recipe, device: Device) -> list[str]:
     """Recipe changes that use less memory and can serve on the device, the least costly first."""
-    advice = [str(saving) for saving in savings(recipe, device)][:MOST]
+    advice = [str(saving) for saving in savings(recipe, device)][:MOST_NAMED]
     return advice or [f"seq_len={max(recipe.seq_len // 2, 1)}, or a smaller model"]
 
 

@@ -15,9 +15,9 @@ from tightfit.text import figure
 
 MOST_TOKENS = 10**15
 """More than any run is of: a slip of the hand, and not a run to plan."""
-UNITS = ((72.0, "days", 24.0), (1.5, "hours", 1.0), (1 / 30, "minutes", 1 / 60), (0.0, "seconds", 1 / 3600))
+LENGTH_UNITS = ((72.0, "days", 24.0), (1.5, "hours", 1.0), (1 / 30, "minutes", 1 / 60), (0.0, "seconds", 1 / 3600))
 """Units of a run's length: hours from which each is used, and the hours in it."""
-COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+COUNT_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +72,14 @@ def startup(recipe: Recipe) -> float:
 
 def unit_of(hours: float) -> tuple[str, float]:
     """The unit in which a run of such length is written, and its hours."""
-    return next((unit, scale) for least, unit, scale in UNITS if hours >= least)
+    return next((unit, scale) for least, unit, scale in LENGTH_UNITS if hours >= least)
 
 
 def parse_tokens(text: str) -> int:
     """`500M`, `1.5B` or `20000`, as a number of tokens. Raises RecipeError."""
     digits = text.strip().replace(",", "").replace("_", "")
     found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", digits, re.IGNORECASE)
-    count = float(found[1]) * COUNTS[found[2].upper()] if found else 0.0
+    count = float(found[1]) * COUNT_SUFFIXES[found[2].upper()] if found else 0.0
     if not 1 <= count <= MOST_TOKENS:
         raise RecipeError(f"tokens: {text!r} should be a number of tokens up to 1000T, such as 500M or 1.5B")
     return round(count)

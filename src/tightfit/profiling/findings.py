@@ -26,18 +26,18 @@ WORTH_SAYING = 0.01
 """Plain steps differ by as much: below it a finding is noise."""
 MOST_WORKERS = 16
 """Data workers that are proposed, at most: no more cores may be there."""
-ROOM = 0.5
+ROOM_SHARE = 0.5
 """Share of a device's memory below which there may be room for every activation."""
-MERGED = ("_to_copy", "copy_", "clone", "contiguous", "cat")
+MERGED_COPIES = ("_to_copy", "copy_", "clone", "contiguous", "cat")
 """Copies that a compiler merges into their neighbours."""
 COPY_OPS = frozenset({
-    *MERGED, "copy", "stack", "_chunk_cat", "repeat", "roll", "flip", "constant_pad_nd", "split_with_sizes_copy",
+    *MERGED_COPIES, "copy", "stack", "_chunk_cat", "repeat", "roll", "flip", "constant_pad_nd", "split_with_sizes_copy",
     "narrow_copy", "as_strided_copy", "permute_copy", "transpose_copy", "_foreach_copy_", "_pin_memory",
 })  # fmt: skip
 COPY_KERNEL = "Memcpy"
 """Prefixes of the names of CUDA's own copies, which belong to no op."""
 STACKING = "dynamic-update-slice"
-BLOCKS = "layers"
+BLOCKS_SCOPE = "layers"
 """The scope of what every block of a compiled step makes: recomputing blocks frees nothing else."""
 
 
@@ -152,7 +152,7 @@ def _copies(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     if not shares:
         return
     worst = max(shares, key=lambda name: shares[name])
-    merged = sum(share for name, share in shares.items() if name in MERGED)
+    merged = sum(share for name, share in shares.items() if name in MERGED_COPIES)
     share, compiled = sum(shares.values()), profile.recipe.compiled
     found = Finding(share=share, sentence=f"{text.percent(share)} of the step copies memory, most of it in {worst} "
                     f"({text.percent(shares[worst])})",
@@ -201,7 +201,7 @@ def _largest(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
                     f"{text.shape(worst.shape)}, {text.size(worst.bytes)}: {source}{more}",
                     derived="no field of the recipe makes them smaller")
     yield _with_less_memory(found, recipe, together=together, scores=together if fused and recipe.is_half else 0,
-                            in_blocks=together if worst.module.startswith(BLOCKS) else 0,
+                            in_blocks=together if worst.module.startswith(BLOCKS_SCOPE) else 0,
                             kernel=" attention.kernel=cudnn")
 
 
@@ -245,7 +245,7 @@ def _recomputed(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     peak = step.trace.peak()[1]
     found = Finding(share=share, derived="it is the price of the memory that checkpointing saves", sentence=(
         f"{text.percent(share)} of the step computes activations again in the backward pass (rematted_computation)"))
-    if room and peak <= ROOM * room:
+    if room and peak <= ROOM_SHARE * room:
         found = replace(found, change="checkpointing=none", seconds=share, derived=(
             f"at most all of that time goes; {text.percent(1 - peak / room)} of the memory is free, and tightfit plan "
             "says whether every activation fits in it"))

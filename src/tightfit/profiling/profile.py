@@ -28,7 +28,7 @@ from tightfit.trace.lanes import Stretch
 FORMAT, VERSION = "tightfit-profile", 1
 NOT_PREDICTED = "not predicted: "
 """Beginning of the note that says why a step has no prediction."""
-VALUES = "profile.json"
+VALUES_FILE = "profile.json"
 TRACES = ("measured", "predicted")
 OF_RUN = "recipe.yaml"
 
@@ -121,7 +121,7 @@ def save(profile: Profile, folder: Path) -> Path:
     """
     home = folder / FOLDER
     home.mkdir(parents=True, exist_ok=True)
-    (home / VALUES).unlink(missing_ok=True)
+    (home / VALUES_FILE).unlink(missing_ok=True)
     kept = {name: trace for name in TRACES if (trace := getattr(profile, name)) is not None}
     for name in TRACES:
         path = home / f"{name}.json.gz"
@@ -131,13 +131,13 @@ def save(profile: Profile, folder: Path) -> Path:
             path.unlink(missing_ok=True)
     plain = _adapter().dump_python(replace(profile, measured=None, predicted=None), mode="json", exclude=set(TRACES))
     values = {"format": FORMAT, "version": VERSION, **plain, "traces": list(kept)}
-    write_atomically(home / VALUES, json.dumps(values, indent=2, allow_nan=False) + "\n")
+    write_atomically(home / VALUES_FILE, json.dumps(values, indent=2, allow_nan=False) + "\n")
     return home
 
 
 def home_of(folder: Path) -> Path | None:
     """The folder of the profile of a run's folder, or that folder itself; None where neither holds one."""
-    return next((home for home in (folder / FOLDER, folder) if (home / VALUES).is_file()), None)
+    return next((home for home in (folder / FOLDER, folder) if (home / VALUES_FILE).is_file()), None)
 
 
 def how_to_profile(folder: Path) -> str:
@@ -159,7 +159,7 @@ def load(folder: Path) -> Profile:
     home = home_of(folder)
     if home is None:
         raise ReportError(f"{folder}: {_missing(folder)}; {how_to_profile(folder)}")
-    path = home / VALUES
+    path = home / VALUES_FILE
     try:
         values = json.loads(path.read_text("utf-8"), parse_constant=_no_constant)
     except OSError as error:

@@ -15,15 +15,15 @@ from tightfit.errors import RecipeError
 from tightfit.models import GIVEN_MODULE, HUB_ID, cached_file
 from tightfit.tasks import TASKS
 
-CLASSES = (
+TASK_OF_CLASS = (
     ("ForCausalLM", "causal-lm"), ("LMHeadModel", "causal-lm"), ("ModelWithLMHead", "causal-lm"),
     ("ForMaskedLM", "masked-lm"), ("ForPreTraining", "masked-lm"), ("MTModel", "seq2seq"),
     ("ForSequenceClassification", "sequence-classification"), ("ForImageClassification", "image-classification"),
 )  # fmt: skip
 """Parts of the names of transformers' classes, and the task of each."""
-FURTHER = 2e-5
+FINE_TUNING_RATE = 2e-5
 """Learning rate of all weights of a model that was trained before: trl's SFTConfig has it as its default."""
-HEAD = re.compile(r"For[A-Z]|DoubleHeadsModel")
+TASK_HEAD = re.compile(r"For[A-Z]|DoubleHeadsModel")
 """Pattern in the names of transformers' classes that have a task head."""
 
 
@@ -45,7 +45,7 @@ def with_defaults(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
     task (`with_task`), and a learning rate for weights that were trained before and all are trained further."""
     values = with_task(values, module)
     every = values.get("trainable", "all") in ("all", {"name": "all"})
-    return {"learning_rate": FURTHER, **values} if every and brings_weights(values, module) else values
+    return {"learning_rate": FINE_TUNING_RATE, **values} if every and brings_weights(values, module) else values
 
 
 def with_task(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def task_of(name: str) -> str | None:
         return "image-classification"
     wanted = str(classes[0]) if isinstance(classes, list) and classes else ""
     task = _task_of_class(wanted, bool(saved.get("is_encoder_decoder")))
-    if task is None and HEAD.search(wanted):
+    if task is None and TASK_HEAD.search(wanted):
         raise RecipeError(f"task: {name!r} was saved as {wanted}, whose head is of no task here; for a new head on "
                           f"its body, write task={' or '.join(TASKS)}")
     return task
@@ -102,7 +102,7 @@ def task_of_module(module: Any) -> str | None:
         task = _task_of_class(each.__name__, getattr(config, "is_encoder_decoder", False))
         if task is not None:
             return task
-        if each.__module__.startswith("transformers") and HEAD.search(each.__name__):
+        if each.__module__.startswith("transformers") and TASK_HEAD.search(each.__name__):
             raise RecipeError(f"task: the head of {each.__name__} is of no task here; give a module of another class, "
                               "such as one that ends in ForCausalLM, or, where its logits are what a task asks for, "
                               f"write task={' or '.join(TASKS)}")
@@ -119,4 +119,4 @@ def _task_of_class(name: str, encodes_and_decodes: bool) -> str | None:
     """The task that a class of transformers' was made for."""
     if name.endswith("ForConditionalGeneration"):  # of pictures and text, text is the part that a recipe trains
         return "seq2seq" if encodes_and_decodes else "causal-lm"
-    return next((task for part, task in CLASSES if part in name), None)
+    return next((task for part, task in TASK_OF_CLASS if part in name), None)

@@ -23,7 +23,7 @@ SAID_BY_FALSE = ("off", "none")
 SHORT_FIELDS = {"data": "source", "inference": "new_tokens"}
 """Fields that are mappings, and the one of theirs that a plain value stands for."""
 
-TEXTS = ("sample_prompt",)
+TEXT_FIELDS = ("sample_prompt",)
 """Fields whose value on a command line is a text as it stands, and no YAML, but for `null` and what is in quotes."""
 
 
@@ -247,7 +247,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
                               f"{key.lstrip('-').replace('-', '_')}={given}")
         if not equals or not key:
             raise RecipeError(f"{shown(text)}: write key=value, such as max_steps=100")
-        as_it_stands = key in TEXTS and raw not in ("", "null") and raw[0] not in "'\""
+        as_it_stands = key in TEXT_FIELDS and raw not in ("", "null") and raw[0] not in "'\""
         try:
             value = raw if as_it_stands else _load(raw) if raw else None
         except RecipeError as error:

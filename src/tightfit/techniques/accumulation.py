@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from tightfit.recipe import Recipe
 
 
-MOST = 16
+MOST_IN_SWEEP = 16
 """Micro-batches that go through the blocks together where nothing is said, at most: predictions trace each of them, and
 what they keep for the backward pass lies in memory at once."""
-SWEEP = 4
+USUAL_SWEEP = 4
 """Micro-batches of a sweep where a global batch has more than that."""
 
 
@@ -83,8 +83,8 @@ class ByBlock(Accumulation):
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
-        many = recipe.micro_batch_size != "auto" and recipe.batch_size > MOST * recipe.micro_batch_size
-        return cls(sweep=SWEEP if many else "auto") if _is_needed(recipe) else None
+        many = recipe.micro_batch_size != "auto" and recipe.batch_size > MOST_IN_SWEEP * recipe.micro_batch_size
+        return cls(sweep=USUAL_SWEEP if many else "auto") if _is_needed(recipe) else None
 
 
 def _is_needed(recipe: Recipe) -> bool:

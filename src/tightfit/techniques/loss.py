@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 256 * 2**20
 """fp32 logits of an automatic chunk, at most: a small part of what a GPU has, for vocabularies of up to 130,000."""
-FEWEST, MOST = 256, 4096
+FEWEST_TOKENS, MOST_TOKENS = 256, 4096
 """Tokens of an automatic chunk. Each chunk reads and writes the weight's gradient once, 8 bytes for 2 FLOPs a token:
 below several hundred tokens that traffic, not the matrix product, sets the pace."""
 
@@ -66,7 +66,7 @@ class Chunked(_FromHiddenStates):
         if self.tokens != "auto":
             return self.tokens
         fits = max(CHUNK_BYTES // (4 * vocabulary), 1)
-        return min(max(1 << (fits.bit_length() - 1), FEWEST), MOST)
+        return min(max(1 << (fits.bit_length() - 1), FEWEST_TOKENS), MOST_TOKENS)
 
 
 @technique

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False), NUMBER]
 
-FORMATS = ("float32", "bfloat16")
+ZERO_FORMATS = ("float32", "bfloat16")
 """Number formats that DeepSpeed's engine computes in here, over fp32 weights."""
-WIDE = 4
+FP32 = 4
 """Bytes of an element in fp32: of a weight, of its gradient, and of the copy of it that DeepSpeed updates."""
 BUCKET_BYTES = 25 << 20
 """Bytes of gradients that are summed at once: DistributedDataParallel's default, but for its first bucket."""
@@ -275,14 +275,14 @@ class Zero(_Divided):
         return self.offload != "none"
 
     def bytes_per_parameter(self, recipe: Recipe) -> float:
-        held, whole = undivided_bytes(recipe), WIDE * (3 - self.stage)
-        parts = 0.0 if self.cpu_offloads else (held + WIDE - whole) / self.process_count
+        held, whole = undivided_bytes(recipe), FP32 * (3 - self.stage)
+        parts = 0.0 if self.cpu_offloads else (held + FP32 - whole) / self.process_count
         return whole + parts - held
 
     def refuse(self, recipe: Recipe, device: Device) -> list[str]:
         reasons = super().refuse(recipe, device)
         precision, compiled = recipe.precision, recipe.compile
-        if precision != "auto" and (precision.weight_bytes != 4 or precision.computes_in not in FORMATS):
+        if precision != "auto" and (precision.weight_bytes != 4 or precision.computes_in not in ZERO_FORMATS):
             reasons.append(f"precision={precision.name} is not one of those that it is held to; write precision=bf16, "
                            "precision=fp32, or parallel=fsdp")
         if recipe.trainable.freezes:

@@ -14,7 +14,7 @@ from tightfit.trace import Category, Trace
 NO_MODULE_RUNS = ("optimizer", "save", "resume")
 """Spans in which no module runs: what is released there lies where its owner does."""
 
-LIST = 3
+LIST_GROUPS = 3
 """Memory of so many groups that is released at one go is a list's: a loop over the parameters keeps the last one's
 temporaries until it makes the next one's."""
 
@@ -127,7 +127,7 @@ class Reader:
         parted = {i for i, a in enumerate(trace.allocations) if a.category in (Category.GRADIENTS, Category.OPTIMIZER)}
         for kind, streak in itertools.groupby((event for _, event in self.events), key=lambda event: event.kind):
             released = [event.item for event in streak] if kind == "death" else []
-            if len({self.place(trace.allocations[item].module)[0] for item in released}) >= LIST:
+            if len({self.place(trace.allocations[item].module)[0] for item in released}) >= LIST_GROUPS:
                 parted.update(released)
         return parted
 

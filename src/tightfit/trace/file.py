@@ -25,7 +25,7 @@ from tightfit.files import replacing
 from tightfit.trace import Allocation, Op, Span, Trace, UntracedMemory
 
 VERSION: Literal[3] = 3
-BLOCK = 4096
+BLOCK_SIZE = 4096
 LONGEST_LINE = 64 << 20
 """Bytes of a line that is still read: a block has about a megabyte."""
 
@@ -55,8 +55,8 @@ def save_trace(trace: Trace, path: Path) -> None:
     header = _Header(format="tightfit-trace", version=VERSION, origin=trace.origin, unseen=trace.untraced,
                      notes=trace.notes, laid_out=trace.laid_out)
     records: dict[str, list[Any]] = {"spans": trace.spans, "ops": trace.ops, "allocations": trace.allocations}
-    blocks: list[dict[str, Any]] = [{kind: all_of[start : start + BLOCK]} for kind, all_of in records.items()
-                                    for start in range(0, len(all_of), BLOCK)]
+    blocks: list[dict[str, Any]] = [{kind: all_of[start : start + BLOCK_SIZE]} for kind, all_of in records.items()
+                                    for start in range(0, len(all_of), BLOCK_SIZE)]
     blocks.append({"end": {kind: len(all_of) for kind, all_of in records.items()}})
     lines = (_Line.model_construct(None, **block) for block in blocks)
     with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tightfit.trace import Phase, Stream
 
-POINTS = 1500
+GAP_DIVISOR = 1500
 """A gap shorter than such a part of the whole is not kept."""
 
 
@@ -32,7 +32,7 @@ def joined(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
     ordered = sorted((s for s in stretches if s.end > s.begin), key=lambda s: (list(Stream).index(s.stream), s.begin))
     if not ordered:
         return ()
-    gap = (max(s.end for s in ordered) - min(s.begin for s in ordered)) / POINTS
+    gap = (max(s.end for s in ordered) - min(s.begin for s in ordered)) / GAP_DIVISOR
     found = [ordered[0]]
     for each in ordered[1:]:
         last = found[-1]

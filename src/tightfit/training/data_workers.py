@@ -9,7 +9,7 @@ from tightfit.recipe import Recipe
 from tightfit.system import cores
 from tightfit.techniques.loading import enough_workers
 
-STEPS = 8
+SEEN_STEPS = 8
 """Steps, and as many for each worker, whose waiting is looked at: workers that began together end together."""
 LEAST_SHARE = 0.05
 LEAST_SECONDS = 0.005
@@ -38,7 +38,7 @@ class DataWorkers:
         """The share of steps' time that went into waiting, where `number` was raised for it just now; else 0."""
         ahead = 1 + self.number * self.prefetch  # made while the first step took long
         looked_at = self._seen[ahead:]
-        if len(looked_at) < STEPS * max(self.number, 1):
+        if len(looked_at) < SEEN_STEPS * max(self.number, 1):
             return 0.0
         waited, seconds = sum(step[0] for step in looked_at), sum(step[1] for step in looked_at)
         self._seen.clear()

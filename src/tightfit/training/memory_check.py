@@ -24,7 +24,7 @@ from tightfit.text import size
 if TYPE_CHECKING:
     from tightfit.planning.costs import Memory
 
-NAMED = 2
+MOST_NAMED = 2
 """Changes that are named at once, each of which fits."""
 
 
@@ -114,7 +114,7 @@ def _check_beside_gpu(
         return
     fitting: list[str] = []
     for text, changed in _changes(recipe, device, found):
-        if len(fitting) < NAMED and not changed.refusals(device):
+        if len(fitting) < MOST_NAMED and not changed.refusals(device):
             fitting += [text] if memory_of(changed).fit_rank.fits else []
     advice = f"Write {'; or '.join(fitting)}" if fitting else (
         "Nothing that keeps more on this GPU fits it: write a smaller model, or train where there are "
@@ -131,7 +131,7 @@ def _changes(recipe: Recipe, device: Device, memory: Memory) -> Iterator[tuple[s
     if not memory.host_too_small:
         yield "offload.activations=0 (the rest stays on the GPU)", recipe.override(
             offload=recipe.offload.with_shares({"activations": 0}))
-    for saving in [saving for saving in savings(recipe, device) if saving.field == "optimizer"][:NAMED]:
+    for saving in [saving for saving in savings(recipe, device) if saving.field == "optimizer"][:MOST_NAMED]:
         yield str(saving), recipe.override(**{saving.field: saving.value})
     if (filled := fill_device(recipe.offload, memory)) is not None:
         shares = [f"offload.{kind}={getattr(filled.shares, kind):g}" for kind in KINDS

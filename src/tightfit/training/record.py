@@ -25,7 +25,7 @@ LOGGED: Sequence[tuple[str, str, Callable[[Any], str]]] = (
 """Figures of a run's lines of metrics: names, keys and forms."""
 
 
-MOST = 1e100
+METRIC_BOUND = 1e100
 """Numbers in a run's metrics are below it."""
 
 
@@ -62,7 +62,7 @@ def _logged_lines(run: RunFolder) -> list[dict[str, Any]]:
     logged, lines = list(run.logged()), list[dict[str, Any]]()
     for number, (text, values) in enumerate(logged, 1):
         known = {name: value for name, value in values.items() if value is not None}
-        if wrong := [n for n, v in known.items() if not isinstance(v, int | float) or not abs(v) < MOST]:
+        if wrong := [n for n, v in known.items() if not isinstance(v, int | float) or not abs(v) < METRIC_BOUND]:
             raise ValueError(f"line {number}: {wrong[0]} is no finite number")
         if known:
             lines.append(known)

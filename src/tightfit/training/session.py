@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MOST_WORKERS = 8
 """Worker processes for each core, at most: each takes hundreds of megabytes."""
-COUNTED = 32 << 20
+COUNTED_BYTES = 32 << 20
 """Bytes of text that are prepared before a run, at most, to say how long it takes: some seconds."""
 Log = Callable[[str], None]
 """Takes a sentence for the person running this."""
@@ -169,14 +169,14 @@ def training_global_batches(recipe: Recipe) -> GlobalBatchLoader:
 
 def tokens_of_epochs(recipe: Recipe, log: Log, progress: Progress | None = None) -> int:
     """The tokens, padding included, or images of a run of `num_train_epochs` over data that is here, which is prepared
-    for that. 0 where the recipe counts steps, where its data is elsewhere or more than `COUNTED` bytes of text, and
+    for that. 0 where the recipe counts steps, where its data is elsewhere or more than `COUNTED_BYTES` of text, and
     where it cannot be prepared, which is logged."""
     source, images = Path(recipe.data.source).expanduser(), get_task(recipe.task).reads == "images"
     if recipe.num_train_epochs is None or not source.exists():
         return 0
     try:
         files = () if images else (path for path in (source, *source.rglob("*")) if path.is_file())
-        if sum(path.stat().st_size for path in files) > COUNTED:
+        if sum(path.stat().st_size for path in files) > COUNTED_BYTES:
             return 0
         with quiet_loading():
             samples = len(prepare(recipe, model_facts(recipe), progress=progress).train)

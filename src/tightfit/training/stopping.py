@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
-from tightfit.system import STOPPING
+from tightfit.system import SIGNALS
 
 
 class StopRequest:
@@ -27,7 +27,7 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in STOPPING:
+            for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                     self._before[number] = signal.signal(number, self._request)
             self._receives, self._sends = socket.socketpair()

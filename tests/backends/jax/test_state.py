@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.backends.jax.cases import build
-from tightfit.backends.jax.checkpoints import OPTIMIZER, WEIGHTS
+from tightfit.backends.jax.checkpoints import OPTIMIZER_FILE, WEIGHTS_FILE
 from tightfit.backends.jax.step import Step
 from tightfit.errors import CheckpointError
 
@@ -39,9 +39,9 @@ def test_a_state_comes_back(optimizer, tmp_path):
 def test_weights_have_the_names_and_shapes_of_pytorchs(tmp_path):
     step = Step(build())
     step.save(tmp_path)
-    weights = load_file(tmp_path / WEIGHTS)
+    weights = load_file(tmp_path / WEIGHTS_FILE)
     assert weights["layers.2.mlp.input_layer.weight"].shape == (64, 16)
-    assert "optimizer/mu/layers.*.mlp.input_layer.weight" in load_file(tmp_path / OPTIMIZER)
+    assert "optimizer/mu/layers.*.mlp.input_layer.weight" in load_file(tmp_path / OPTIMIZER_FILE)
 
 
 def test_another_recipes_checkpoint_is_told(tmp_path):
@@ -51,6 +51,6 @@ def test_another_recipes_checkpoint_is_told(tmp_path):
         Step(build(optimizer="sgd")).load(tmp_path, meta)
     with pytest.raises(CheckpointError, match=r"weights is another recipe's; .*layers\.2"):
         Step(build(model_overrides={"num_layers": 2})).load(tmp_path, meta)
-    (tmp_path / WEIGHTS).write_bytes(b"no safetensors")
+    (tmp_path / WEIGHTS_FILE).write_bytes(b"no safetensors")
     with pytest.raises(CheckpointError):
         step.load(tmp_path, meta)

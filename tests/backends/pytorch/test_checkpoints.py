@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tightfit.backends.pytorch.checkpoints import FORMATS, write_tensors
+from tightfit.backends.pytorch.checkpoints import FORMAT_NAMES, write_tensors
 from tightfit.errors import ModelError
 from tightfit.training.trainer import Trainer
 
 
 def test_every_format_is_read_back(tmp_path):
-    tensors = {f"of {name}": torch.randint(0, 2, (3, 5)).to(dtype) for dtype, name in FORMATS.items()}
+    tensors = {f"of {name}": torch.randint(0, 2, (3, 5)).to(dtype) for dtype, name in FORMAT_NAMES.items()}
     tensors |= {"scalar": torch.tensor(7.5), "none": torch.empty(0, 4), "transposed": torch.rand(4, 6).t(),
                 "of a larger one": torch.rand(10)[3:6], "a name: \u00e9 \"quoted\"": torch.ones(1)}
     write_tensors(tensors, tmp_path / "x.safetensors")

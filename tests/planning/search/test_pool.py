@@ -29,7 +29,7 @@ def tools():
 
 @pytest.mark.cold
 def test_other_processes_give_the_same_figures_and_errors(recipes, monkeypatch):
-    monkeypatch.setattr(pool, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(pool, "WORTHWHILE_SECONDS", 0.0)
     monkeypatch.setattr(pool, "cores", lambda: 2)
     alone = InProcess(tools())([(recipe, GPU) for recipe in recipes])
     with Pool(tools(), "pytorch") as evaluator:
@@ -47,7 +47,7 @@ def test_other_processes_give_the_same_figures_and_errors(recipes, monkeypatch):
 
 
 def test_quick_recipes_start_no_process(recipes, monkeypatch):
-    monkeypatch.setattr(pool, "WORTHWHILE", 1e9)
+    monkeypatch.setattr(pool, "WORTHWHILE_SECONDS", 1e9)
     monkeypatch.setattr(pool, "cores", lambda: 2)
     with Pool(tools(), "pytorch") as evaluator:
         assert evaluator([(recipes[0], GPU)])[0].fit_rank == 0

@@ -22,7 +22,7 @@ from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.explain import ranked, too_large, why
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.explore import explore
-from tightfit.planning.search.search import TRACES, search
+from tightfit.planning.search.search import MOST_TRACES, search
 from tightfit.planning.search.space import Space
 from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.timing.step_time import StepTime
@@ -94,7 +94,7 @@ def test_finds_what_brute_force_finds(allow_numerics, batch, seeds):
         speed, safe, numerics = brute_force(toy, recipe, device)
         toy.calls.clear()
         plan = search(recipe, device, toy.tools(MARGIN))
-        assert len(toy.calls) == plan.predictions <= TRACES
+        assert len(toy.calls) == plan.predictions <= MOST_TRACES
         truth = estimate(toy.predict(plan.recipe, device), plan.recipe, plan.device, toy.tools(MARGIN))
         assert plan.chosen.estimate == truth
         assert (truth.fit_rank.is_safe, plan.chosen.changes_numerics) == (safe, numerics), seed
@@ -165,7 +165,7 @@ def test_eager_attention_is_weighed_on_processors_alone():
 
 def test_micro_batches_of_ever_longer_traces_are_left_alone(monkeypatch):
     """As packed documents on a processor make them: a billion samples are planned as fast as a few."""
-    monkeypatch.setattr("tightfit.planning.search.explore.LONGER", 50)
+    monkeypatch.setattr("tightfit.planning.search.explore.LONG_TRACE", 50)
     toy = Toy.drawn(22)
 
     def growing(recipe, device):
@@ -189,8 +189,8 @@ def test_no_choice_is_worse_than_one_of_its_own_pinnings(field):
 
 
 def test_keeps_to_a_smaller_number_of_traces_and_says_what_was_left_out(monkeypatch):
-    monkeypatch.setattr("tightfit.planning.search.budget.ANSWERS", 0)
-    monkeypatch.setattr("tightfit.planning.search.search.TRACES", 8)
+    monkeypatch.setattr("tightfit.planning.search.budget.ANSWER_TRACES", 0)
+    monkeypatch.setattr("tightfit.planning.search.search.MOST_TRACES", 8)
     toy = Toy.drawn(15)
     recipe = Recipe.from_dict({"batch_size": 16, **FEWER})
     plan = search(recipe, gpu(memory_for(toy, 15)), toy.tools(MARGIN))

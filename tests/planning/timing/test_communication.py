@@ -11,13 +11,13 @@ from tests.planning.timing.test_step_time import recipe
 from tests.planning.timing.test_streams import compute, run, trace
 from tightfit.devices import find_device
 from tightfit.planning.timing.collectives import (
-    FAR_HOP,
-    HOPS,
+    FAR_HOP_SECONDS,
+    HOP_SECONDS,
     NETWORK_SHARE,
     NVLINK_SHARE,
     PCIE_SHARE,
     STAGED_SHARE,
-    START,
+    START_SECONDS,
     collective_seconds,
     ring_link,
 )
@@ -40,16 +40,16 @@ def test_a_ring_inside_a_machine():
     eight = replace(H100, cards=8)
     sent = 7 * 10**9
     assert collective_seconds(communication(1, sent), eight) == pytest.approx(
-        START + 7 * HOPS["NVLink"] + sent / (450e9 * NVLINK_SHARE))
+        START_SECONDS + 7 * HOP_SECONDS["NVLink"] + sent / (450e9 * NVLINK_SHARE))
     assert collective_seconds(communication(1, sent, name="_c10d_functional.all_reduce"), eight) == pytest.approx(
-        START + 2 * 7 * HOPS["NVLink"] + sent / (450e9 * NVLINK_SHARE))
+        START_SECONDS + 2 * 7 * HOP_SECONDS["NVLink"] + sent / (450e9 * NVLINK_SHARE))
     assert collective_seconds(communication(1, sent), H100) == 0.0  # alone
 
 
 def test_a_ring_over_machines_goes_at_the_slower_of_links_and_network():
     slow = replace(H100, cards=8, machines=4, network_bandwidth=12.5e9)
     assert collective_seconds(communication(1, 10**9), slow) == pytest.approx(
-        START + 28 * HOPS["NVLink"] + 3 * FAR_HOP + 1e9 / (12.5e9 * NETWORK_SHARE))
+        START_SECONDS + 28 * HOP_SECONDS["NVLink"] + 3 * FAR_HOP_SECONDS + 1e9 / (12.5e9 * NETWORK_SHARE))
     assert ring_link(slow).name == "the network"
     assert ring_link(replace(slow, network_bandwidth=1e12)).name == "NVLink"
 
@@ -57,7 +57,7 @@ def test_a_ring_over_machines_goes_at_the_slower_of_links_and_network():
 def test_many_machines_sum_by_trees_which_have_fewer_hops():
     many = replace(H100, cards=8, machines=128, network_bandwidth=400e9)
     small = collective_seconds(communication(1, 0, name="DistributedDataParallel.all_reduce"), many)
-    assert small == pytest.approx(START + 2 * (7 * FAR_HOP + 7 * HOPS["NVLink"]))
+    assert small == pytest.approx(START_SECONDS + 2 * (7 * FAR_HOP_SECONDS + 7 * HOP_SECONDS["NVLink"]))
     assert small < collective_seconds(communication(1, 0), many)  # gathers go in rings
 
 

@@ -12,7 +12,7 @@ from tests.planning.timing.test_streams import compute, copy, trace
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.devices import find_device
 from tightfit.planning.defaults import resolve
-from tightfit.planning.timing.copies import FREE
+from tightfit.planning.timing.copies import HIDDEN_SPEED
 from tightfit.planning.timing.link import LINK_SHARE
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.planning.timing.step_time import step_lanes, step_time
@@ -70,15 +70,15 @@ def streamed(micro_batches, **accumulation):
 @pytest.mark.parametrize("micro_batches", [2, 4])
 def test_the_global_batch_that_hides_copies_does_so_when_it_is_predicted_itself(micro_batches):
     small, _ = streamed(micro_batches)
-    assert small.speed < FREE
+    assert small.speed < HIDDEN_SPEED
     enough = -(-small.hidden_from // 2)
     assert enough > micro_batches
-    assert streamed(enough)[0].speed == pytest.approx(FREE, abs=0.01)
+    assert streamed(enough)[0].speed == pytest.approx(HIDDEN_SPEED, abs=0.01)
 
 
 def test_where_copies_grow_with_the_global_batch_none_hides_them():
     small, _ = streamed(4, sweep=2)
-    assert small.speed < FREE
+    assert small.speed < HIDDEN_SPEED
     assert small.hidden_from is None
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.planning.ops import CPU, GPU, MEASURED, RATE, add, attention, mm
 from tightfit import system
-from tightfit.calibration import BATCH, Curve, Grid
+from tightfit.calibration import MATMULS_IN_OP, Curve, Grid
 from tightfit.devices import Device, find_device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
@@ -154,7 +154,7 @@ def test_measured_matmuls_of_a_gpu_are_met_and_keep_the_shapes_own_tiles_in_betw
             for h, k in enumerate(sizes):
                 met = 2 * m * n * k / rates[i][j][h]
                 assert op_seconds(mm(m, n, k), GPU, measured) == pytest.approx(met)
-                assert op_seconds(mm(m, n, k, batch=BATCH), GPU, measured) == pytest.approx(BATCH * met)
+                assert op_seconds(mm(m, n, k, batch=MATMULS_IN_OP), GPU, measured) == pytest.approx(MATMULS_IN_OP * met)
     assert op_seconds(mm(4096, 2049, 4096), GPU, measured) > 1.3 * op_seconds(mm(4096, 2048, 4096), GPU, measured)
 
 

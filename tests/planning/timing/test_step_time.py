@@ -13,7 +13,7 @@ from tightfit.planning.timing import step_time as timing
 from tightfit.planning.timing.link import LINK_SHARE, PAGEABLE_SHARE
 from tightfit.planning.timing.op_times import KERNEL_START, op_seconds
 from tightfit.planning.timing.step_time import CALL_SECONDS, HOST_SECONDS, step_time
-from tightfit.planning.timing.streams import QUEUE
+from tightfit.planning.timing.streams import QUEUED
 from tightfit.planning.timing.uncertainty import HOST_ERROR, Work
 from tightfit.recipe import Recipe
 from tightfit.trace import OpClass, Phase, Span, Trace
@@ -77,12 +77,12 @@ def test_the_host_runs_ahead_while_the_device_works():
 
 def test_the_host_runs_no_further_ahead_than_the_queue_is_long():
     large, small = add(850_000_000_000), add(0)  # 1 s
-    short = step_time(trace([large] + [small] * (QUEUE - 1)), recipe(), GPU)
-    long = step_time(trace([large] + [small] * 4 * QUEUE), recipe(), GPU)
-    issued_late, in_store = 3 * QUEUE + 1, (QUEUE - 1) * KERNEL_START
+    short = step_time(trace([large] + [small] * (QUEUED - 1)), recipe(), GPU)
+    long = step_time(trace([large] + [small] * 4 * QUEUED), recipe(), GPU)
+    issued_late, in_store = 3 * QUEUED + 1, (QUEUED - 1) * KERNEL_START
     idle = issued_late * (FORWARD - KERNEL_START) - in_store
-    busy = device_seconds(large) + 4 * QUEUE * device_seconds(small)
-    assert short.seconds - short.data == pytest.approx(device_seconds(large) + (QUEUE - 1) * device_seconds(small))
+    busy = device_seconds(large) + 4 * QUEUED * device_seconds(small)
+    assert short.seconds - short.data == pytest.approx(device_seconds(large) + (QUEUED - 1) * device_seconds(small))
     assert long.seconds - long.data == pytest.approx(busy + idle, rel=0.001)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.profiling.profiled import profile
 from tightfit.profiling.report.copies import lanes_of
 from tightfit.trace import Phase, Stream
-from tightfit.trace.lanes import POINTS, Stretch, joined
+from tightfit.trace.lanes import GAP_DIVISOR, Stretch, joined
 
 
 def lane(stream, begin, end, phase=Phase.FORWARD):
@@ -27,7 +27,7 @@ def test_copying_beside_compute_is_counted_once_for_both_directions():
 
 
 def test_stretches_with_gaps_too_short_to_be_seen_are_one():
-    short = 1.0 / POINTS / 2
+    short = 1.0 / GAP_DIVISOR / 2
     made = [lane(Stream.COMPUTE, 0.0, 0.4), lane(Stream.COMPUTE, 0.4 + short, 0.5),
             lane(Stream.COMPUTE, 0.6, 0.7), lane(Stream.COMPUTE, 0.7, 1.0, Phase.BACKWARD),
             lane(Stream.COPY_IN, 0.0, 0.1), lane(Stream.COPY_IN, 0.5, 0.5)]

@@ -14,7 +14,7 @@ from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.timing.op_times import op_seconds
 from tightfit.profiling.report.compare import compared, figures, headline, in_columns, pairs, side_by_side, utilization
 from tightfit.profiling.report.memory import (
-    BUCKETS,
+    CURVE_POINTS,
     by_category,
     curves,
     downsample,
@@ -65,7 +65,7 @@ def test_a_curve_has_the_steps_peak_and_its_seconds():
         assert (np.diff(curve.seconds) >= 0).all()
         assert curve.seconds[0] == 0
         assert curve.seconds[-1] == pytest.approx(made.step_seconds)
-        assert len(curve.seconds) <= BUCKETS + 2
+        assert len(curve.seconds) <= CURVE_POINTS + 2
 
 
 def test_predicted_and_measured_parts_lie_over_each_other():
@@ -80,7 +80,7 @@ def test_downsampling_keeps_every_spike():
     spikes = np.arange(50, 100_000, 1000)
     total[spikes] = np.arange(len(spikes)) + 10
     kept = downsample(seconds, total)
-    assert len(kept) <= BUCKETS
+    assert len(kept) <= CURVE_POINTS
     assert set(spikes) <= set(kept.tolist())
     assert (np.diff(kept) > 0).all()
 

@@ -25,8 +25,8 @@ from tightfit.files import follow_umask
 from tightfit.models import OUR_TRANSFORMER, TransformerConfig
 from tightfit.tasks import Array
 
-MODEL = "model.safetensors"
-WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
+MODEL_FILE = "model.safetensors"
+WEIGHTS_FILE, OPTIMIZER_FILE = "weights.safetensors", "optimizer.safetensors"
 
 
 def read_weights(network: Network, folder: Path) -> dict[str, Array]:
@@ -50,7 +50,7 @@ def read_weights(network: Network, folder: Path) -> dict[str, Array]:
 def write_model(network: Network, arrays: dict[str, Array], folder: Path) -> None:
     """Write the configuration and the weights so that `model: <folder>` reads them, here and in PyTorch."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(network.unstack_layers(arrays), folder / MODEL, metadata={"format": "pt"})
+    save_file(network.unstack_layers(arrays), folder / MODEL_FILE, metadata={"format": "pt"})
     if isinstance(network.config, TransformerConfig):
         described = {"model_type": OUR_TRANSFORMER, **asdict(network.config)}
         (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
@@ -74,8 +74,8 @@ def _stored(network: Network, folder: Path) -> Iterator[tuple[str, Array]]:
 def save_state(network: Network, state: State, folder: Path) -> dict[str, Any]:
     """Write the files into `folder`; return what is not a tensor, as JSON values."""
     host = jax.device_get(state)
-    save_file(network.unstack_layers(host["params"]), folder / WEIGHTS)
-    save_file(_all_but_weights(host), folder / OPTIMIZER)
+    save_file(network.unstack_layers(host["params"]), folder / WEIGHTS_FILE)
+    save_file(_all_but_weights(host), folder / OPTIMIZER_FILE)
     follow_umask(folder)
     return {"jax": jax.__version__}
 
@@ -84,7 +84,7 @@ def load_state(network: Network, abstract: State, folder: Path) -> State:
     """The state that `save_state` wrote, in the places of `abstract`. Raises CheckpointError where names, shapes or
     formats differ."""
     try:
-        weights, others = (load_file(folder / name) for name in (WEIGHTS, OPTIMIZER))
+        weights, others = (load_file(folder / name) for name in (WEIGHTS_FILE, OPTIMIZER_FILE))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder}: {one_line(error)}") from None
     empty: State = jax.tree.map(lambda a: np.empty(a.shape, a.dtype), abstract)

@@ -22,7 +22,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import joined, not_started
-from tightfit.backends.world import ALONE, SAID, LaunchedProcess, World, launched_process
+from tightfit.backends.world import ALONE, ERROR_SAID, LaunchedProcess, World, launched_process
 from tightfit.devices import Device
 from tightfit.errors import Refused, SaidElsewhere, TightfitError
 from tightfit.recipe import Recipe
@@ -134,4 +134,4 @@ class PytorchBackend:
 
 def _refused(place: LaunchedProcess, text: str) -> TightfitError:
     """The error of all of a launcher's processes, which the first of this machine's says."""
-    return SaidElsewhere(text, SAID) if place.local_rank else Refused(text)
+    return SaidElsewhere(text, ERROR_SAID) if place.local_rank else Refused(text)

@@ -19,9 +19,9 @@ from tightfit.backends.pytorch.techniques.optimizer import state as optimizer_st
 from tightfit.backends.pytorch.world import ALONE, TensorWorld
 from tightfit.errors import CheckpointError, ModelError
 
-WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "random.safetensors"
+WEIGHTS_FILE, OPTIMIZER_FILE, RANDOM_FILE = "weights.safetensors", "optimizer.safetensors", "random.safetensors"
 
-FORMATS = {
+FORMAT_NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
     torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -43,8 +43,8 @@ def named_tensors(model: nn.Module, *, learned: bool = False) -> dict[str, Tenso
 def require_formats(model: nn.Module) -> None:
     """Raises ModelError where a checkpoint of the model could not be written."""
     for name, tensor in named_tensors(model).items():
-        if tensor.dtype not in FORMATS:
-            own, *known = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *FORMATS))
+        if tensor.dtype not in FORMAT_NAMES:
+            own, *known = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *FORMAT_NAMES))
             raise ModelError(f"model: {name!r} is {own}, which safetensors, the form of checkpoints, does not hold; "
                              f"make it one of {', '.join(known)}")
 
@@ -66,11 +66,11 @@ def write_state(
 ) -> dict[str, Any]:  # fmt: skip
     """`save_state` of tensors by name. meta: the optimizer's other values."""
     write = write_tensors if world.rank == 0 else _gather
-    write(weights, folder / WEIGHTS)
-    write(states, folder / OPTIMIZER)
+    write(weights, folder / WEIGHTS_FILE)
+    write(states, folder / OPTIMIZER_FILE)
     streams, python_random = random_state()
     by_rank = enumerate(world.all_gather(streams))
-    write({_stream(name, rank): stream for rank, own in by_rank for name, stream in own.items()}, folder / RANDOM)
+    write({_stream(name, rank): stream for rank, own in by_rank for name, stream in own.items()}, folder / RANDOM_FILE)
     return {"optimizer": meta, "python_random": python_random, "torch": torch.__version__}
 
 
@@ -101,7 +101,7 @@ def write_tensors(tensors: Mapping[str, Tensor | UngatheredTensor], path: Path) 
     header, end = {}, 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": FORMATS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": FORMAT_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     written = json.dumps(header, separators=(",", ":")).encode()
     written += b" " * (-len(written) % 8)
     with path.open("wb") as file:
@@ -130,7 +130,7 @@ def load_state(
 def read_tensors(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Weights, optimizer states and random streams by name. Raises CheckpointError."""
     try:
-        return load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER), load_file(folder / RANDOM)
+        return load_file(folder / WEIGHTS_FILE), load_file(folder / OPTIMIZER_FILE), load_file(folder / RANDOM_FILE)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from None
 

@@ -17,16 +17,16 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from tightfit.errors import ModelError, OutOfMemory, Refused, TightfitError, one_line
 
-OURS = Path(__file__).parents[2]
-TORCH = Path(torch.__file__).parent
-INSTALLED = ("site-packages", "dist-packages")
+OUR_FOLDER = Path(__file__).parents[2]
+TORCH_FOLDER = Path(torch.__file__).parent
+LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 """Folders of libraries that are not Python's own."""
-COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
 """Modules of the exceptions that torch.compile raises of its own."""
 
-NO_ROOM = ("can't allocate memory", "CUDA error: out of memory", "[CUDA]: out of memory", "STATUS_ALLOC_FAILED")
+NO_MEMORY_TEXTS = ("can't allocate memory", "CUDA error: out of memory", "[CUDA]: out of memory", "STATUS_ALLOC_FAILED")
 """Texts of plain RuntimeErrors of who finds no memory: the CPU's allocator, CUDA itself, Triton, CUDA's libraries."""
-ASKED = "ried to allocate"
+REQUEST_TEXT = "ried to allocate"
 """Part of the sentence in which each device's allocator says how much was asked for; it is not the first."""
 NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
@@ -51,7 +51,7 @@ def is_models_own(error: BaseException, model: nn.Module) -> bool:
     """Whether one of the model's modules was running, or code that belongs to no library, such as an autograd function
     of a person's own. What our own code raises is ours."""
     files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    if not files or OURS in Path(files[-1]).parents:
+    if not files or OUR_FOLDER in Path(files[-1]).parents:
         return False
     return module_of(error, model) is not None or any(map(_is_a_persons, files))
 
@@ -69,7 +69,7 @@ def located(module: str | None, op: str) -> str:
 
 def compiler_failure(error: BaseException) -> str | None:
     """The clause for what torch.compile raised of its own; None for any other exception."""
-    if not type(error).__module__.startswith(COMPILER):
+    if not type(error).__module__.startswith(COMPILER_MODULES):
         return None
     return f"torch.compile raised {cause(error)}{at_line(error)}; write compile=off"
 
@@ -123,13 +123,13 @@ def at_line(error: BaseException) -> str:
 
 def _is_a_persons(file: str) -> bool:
     path = Path(file)
-    library = Path(sysconfig.get_path("stdlib")) in path.parents or any(name in path.parts for name in INSTALLED)
+    library = Path(sysconfig.get_path("stdlib")) in path.parents or any(name in path.parts for name in LIBRARY_FOLDERS)
     return _is_a_models(file) and not library
 
 
 def _is_a_models(file: str) -> bool:
     path = Path(file)
-    return not file.startswith("<") and OURS not in path.parents and TORCH not in path.parents
+    return not file.startswith("<") and OUR_FOLDER not in path.parents and TORCH_FOLDER not in path.parents
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -142,7 +142,7 @@ def _allocators_error(error: BaseException) -> BaseException | None:
     inner = getattr(error, "inner_exception", None) or error.__cause__
     if isinstance(inner, BaseException) and (found := _allocators_error(inner)):
         return found
-    own = isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in NO_ROOM)
+    own = isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in NO_MEMORY_TEXTS)
     return error if own else None
 
 
@@ -156,7 +156,7 @@ def memory_guard(doing: Callable[[], str]) -> Iterator[None]:
         if found is None:
             raise
         sentences = " ".join(str(found).split()).split(". ")
-        said = next((sentence for sentence in sentences if ASKED in sentence), sentences[0])
+        said = next((sentence for sentence in sentences if REQUEST_TEXT in sentence), sentences[0])
         raise OutOfMemory(f"out of memory in {doing()}: {said}") from None
 
 

@@ -16,10 +16,10 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from tightfit.backends.world import LAUNCHER, LOST, OUT_OF_MEMORY, SAID
+from tightfit.backends.world import ERROR_SAID, LAUNCHER, OUT_OF_MEMORY, PROCESS_LOST
 from tightfit.devices import Device
 from tightfit.errors import Refused
-from tightfit.system import KILLED, STOPPING, cores
+from tightfit.system import KILLED_STATUS, SIGNALS, cores
 from tightfit.techniques.parallel import ManyProcesses
 from tightfit.text import counted
 
@@ -83,7 +83,7 @@ def launch(module: Sequence[str], processes: int) -> int:
 
     # In a thread of its own the launcher leaves signals alone: it would give processes half a minute to save.
     thread = threading.Thread(target=run)
-    before = {number: signal.signal(number, pass_on) for number in STOPPING}
+    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
     try:
         thread.start()
         thread.join()
@@ -100,17 +100,17 @@ def _status(codes: dict[int, int], processes: int) -> int:
     """The exit status of processes that ended badly, said where none of them could. codes: exit statuses by rank."""
     if not codes:
         return 0
-    for named in (OUT_OF_MEMORY, SAID, *sorted(code for code in codes.values() if code > STOPPED)):
+    for named in (OUT_OF_MEMORY, ERROR_SAID, *sorted(code for code in codes.values() if code > STOPPED)):
         if named in codes.values():
             return named
     goes_on = "the same command goes on from the newest checkpoint"
-    ended = {rank: code for rank, code in codes.items() if code not in (LOST, -signal.SIGTERM)}
+    ended = {rank: code for rank, code in codes.items() if code not in (PROCESS_LOST, -signal.SIGTERM)}
     if not ended:
         print(f"tightfit: parallel: the {processes} processes of this run lost each other: one did not answer within "
               f"parallel.timeout; {goes_on}", file=sys.stderr)
         return 1
     rank, code = next(iter(ended.items()))
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    memory = ", perhaps by the system for lack of memory" if code == KILLED else ""
+    memory = ", perhaps by the system for lack of memory" if code == KILLED_STATUS else ""
     print(f"tightfit: parallel: process {rank} of {processes} {how}{memory}; {goes_on}", file=sys.stderr)
     return 1

@@ -29,7 +29,7 @@ from tightfit.models import ModelSource, TransformerConfig, read_config, resolve
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS, Task
 
-WEIGHTS = "model.safetensors"
+WEIGHTS_FILE = "model.safetensors"
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 """Names of a folder's weights."""
 
@@ -217,7 +217,7 @@ def _our_transformer(
         model = Transformer(config)
     if folder is not None:
         try:
-            load_safetensors(model, folder / WEIGHTS, device=str(device))
+            load_safetensors(model, folder / WEIGHTS_FILE, device=str(device))
         except (OSError, RuntimeError, SafetensorError) as error:
             raise ModelError(f"model: the weights in {str(folder)!r} do not fit: {one_line(error)}; take back "
                              "model_overrides, or write pretrained=false") from error

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from tightfit.backends.pytorch.checkpoints import named_tensors, write_tensors
-from tightfit.backends.pytorch.models import WEIGHTS, no_progress_bars
+from tightfit.backends.pytorch.models import WEIGHTS_FILE, no_progress_bars
 from tightfit.backends.pytorch.padding import stored_tensors
 from tightfit.backends.pytorch.sharding import full_tensor, is_sharded
 from tightfit.backends.pytorch.switches import as_loaded
@@ -91,7 +91,7 @@ def save_model(
         follow_umask(folder)
         return
     names = {*named_tensors(model), *(stored.keys() - model.state_dict().keys())}
-    write_tensors({name: tensor for name, tensor in stored.items() if name in names}, folder / WEIGHTS)
+    write_tensors({name: tensor for name, tensor in stored.items() if name in names}, folder / WEIGHTS_FILE)
     described: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
     from tightfit.backends.pytorch.transformer import Transformer
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from tightfit.backends.world import LAUNCHER, LOST, LaunchedProcess, World
+from tightfit.backends.world import LAUNCHER, PROCESS_LOST, LaunchedProcess, World
 from tightfit.errors import LostProcess, Refused, SaidElsewhere, TightfitError, forget_frames, one_line
 from tightfit.system import end_with
 
@@ -140,7 +140,7 @@ def joined(place: LaunchedProcess, device: str, timeout: float) -> Iterator[Torc
     except TightfitError as error:
         lost = isinstance(error, LostProcess)
         if (lost and LAUNCHER in os.environ) or not _first_to_speak(store):
-            raise SaidElsewhere(str(error), LOST if lost else error.status) from error
+            raise SaidElsewhere(str(error), PROCESS_LOST if lost else error.status) from error
         raise
     finally:  # DistributedDataParallel must not be the last to hold the group: it would wait for gloo's thread with
         forget_frames(sys.exception())  # Python's lock in hand, which that thread may be waiting for

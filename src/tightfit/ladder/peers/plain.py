@@ -23,7 +23,7 @@ from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.measure.meter import Meter
 from tightfit.backends.pytorch.models import logits_of
-from tightfit.backends.pytorch.techniques.attention.apply import KERNELS
+from tightfit.backends.pytorch.techniques.attention.apply import SDP_BACKENDS
 from tightfit.backends.pytorch.techniques.attention.functions import EAGER, FLEX, SDPA
 from tightfit.backends.pytorch.techniques.loading import loading
 from tightfit.backends.pytorch.techniques.optimizer.apply import ADAFACTOR_EPS, IMPLEMENTATIONS, parameter_groups
@@ -160,7 +160,7 @@ def loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
 def named_kernel(recipe: Recipe) -> AbstractContextManager[None]:
     """Holds the SDPA kernel that the recipe names."""
     kernel = getattr(recipe.attention, "kernel", "auto")
-    return nullcontext() if kernel == "auto" else sdpa_kernel([KERNELS[kernel]])
+    return nullcontext() if kernel == "auto" else sdpa_kernel([SDP_BACKENDS[kernel]])
 
 
 def _attend(model: nn.Module, attention: Attention) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tightfit.planning.search.space import trace_cost
 from tightfit.recipe import Recipe
 
-ANSWERS = 16
+ANSWER_TRACES = 16
 """Traces that are made for what is asked beside the choice, at most."""
 
 
@@ -41,4 +41,4 @@ class TraceBudget:
 
     def extend(self) -> None:
         """Allow for the answers beside the choice."""
-        self.limit = self.spent + ANSWERS
+        self.limit = self.spent + ANSWER_TRACES

@@ -17,7 +17,7 @@ from tightfit.planning.suggestions import Saving, savings
 from tightfit.tasks import TASKS
 from tightfit.text import size
 
-SHORTEST = 128
+SHORTEST_LENGTH = 128
 """Tokens of the shortest sequences that are proposed."""
 
 
@@ -64,7 +64,7 @@ def _shorter(exploration: Exploration, least: Evaluated, usable: int) -> Change 
     fixed = least.held > usable or memory.host_too_small
     if fixed or TASKS[recipe.task].reads != "tokens":
         return None  # no shorter sequence changes what weights, gradients and states take
-    lengths = [length for length in halvings(recipe.seq_len) if length >= SHORTEST]
+    lengths = [length for length in halvings(recipe.seq_len) if length >= SHORTEST_LENGTH]
     found = exploration.largest(least.recipe, lengths, "seq_len")
     return None if found is None else Change(text=f"seq_len={found.recipe.seq_len}", why="shorter sequences",
                                              estimate=found.estimate)

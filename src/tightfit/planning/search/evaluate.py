@@ -12,7 +12,7 @@ import numpy as np
 from tightfit.devices import Device
 from tightfit.errors import ModelError, TightfitError
 from tightfit.planning.costs import Estimate, FitRank
-from tightfit.planning.estimate import HELD, Tools, estimate, step_cost
+from tightfit.planning.estimate import MODEL_STATES, Tools, estimate, step_cost
 from tightfit.recipe import Recipe
 from tightfit.trace import Category, Trace
 
@@ -55,7 +55,7 @@ class Evaluated:
         return cls(
             recipe=recipe, estimate=cost, passes=int(np.max(live, where=inside, initial=0)) + extra,
             outside=int(np.max(live, where=~inside, initial=0)) + extra,
-            held=sum(held[category] for category in HELD), gradients=held[Category.GRADIENTS],
+            held=sum(held[category] for category in MODEL_STATES), gradients=held[Category.GRADIENTS],
             parameters=parameters,
             events=len(trace.ops) + len(trace.allocations),
         )  # fmt: skip

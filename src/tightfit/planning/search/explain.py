@@ -18,7 +18,7 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import counted, more_or_less, percent, seconds, size
 
-SHOWN = 5
+SHOWN_CANDIDATES = 5
 """Candidates that fit and are shown, at most; as many that do not where none does."""
 LEAST_SHARE = 0.0005
 """Share of a speed below which there is no difference."""
@@ -36,9 +36,9 @@ def ranked(exploration: Exploration) -> list[Evaluated]:
         if all(pair[0] != other for other, _ in rest):
             rest.append(pair)
     milder = mildest(exploration, best)
-    if milder in rest[SHOWN - 1 :]:
+    if milder in rest[SHOWN_CANDIDATES - 1 :]:
         rest.remove(milder)
-        rest.insert(SHOWN - 2, milder)
+        rest.insert(SHOWN_CANDIDATES - 2, milder)
     return [exploration.found[pair] for pair in (best, *rest)]
 
 
@@ -66,7 +66,7 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
         for (choice, _), found in exploration.found.items():
             if choice not in large or found.estimate.memory.demand < large[choice].estimate.memory.demand:
                 large[choice] = found
-        return sorted(large.values(), key=lambda found: found.estimate.memory.demand)[:SHOWN]
+        return sorted(large.values(), key=lambda found: found.estimate.memory.demand)[:SHOWN_CANDIDATES]
     near = nearest_in_usual_precision(exploration, best)
     pairs = dict.fromkeys([*exploration.compared, *([near] if near else [])])
     shown = [exploration.found[pair] for pair in pairs if pair in exploration.found]

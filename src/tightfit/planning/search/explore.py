@@ -28,11 +28,11 @@ THRIFTY_TRIES = 3
 """Combinations that are tried for the one that needs least memory, where nothing fits."""
 HOST_TRIES = 4
 """Combinations, each with its micro-batch, that are tried for one of which a host's memory is all that it lacks."""
-FEW = 20
+FEW_TRACES = 20
 """Limit of traces below which one micro-batch of the usual combination has to do."""
 OUT_OF_REACH = 1.5
 """Multiple of a device's memory that no combination is traced for at length: no forecast errs as much."""
-LONGER = 50_000
+LONG_TRACE = 50_000
 """Ops and allocations by which a trace may outgrow the first ones, as those of packed documents on a processor do."""
 
 
@@ -69,7 +69,7 @@ def _start(exploration: Exploration) -> None:
     at = default_micro_batch(space.recipe, space.device)
     high = max((size for size in exploration.sizes if size <= at), default=exploration.sizes[0])
     low = max((size for size in exploration.sizes if size <= high // 4), default=high)
-    probes = [high] if exploration.budget.limit < FEW else list(dict.fromkeys((low, high)))
+    probes = [high] if exploration.budget.limit < FEW_TRACES else list(dict.fromkeys((low, high)))
     first = space.first
     starts = [choice for choice in space.combinations
               if len(space.differing(choice, first)) <= 1 and space.level(choice) == (0, 0)]
@@ -92,7 +92,7 @@ def _drop_long_traces(exploration: Exploration) -> None:
     known = {micro: found.events for (_, micro), found in exploration.found.items()}
     low, high = min(known), max(known)
     each = max(known[high] - known[low], 0) / max(high - low, 1)
-    kept = [size for size in exploration.sizes if size <= high or each * (size - high) <= LONGER]
+    kept = [size for size in exploration.sizes if size <= high or each * (size - high) <= LONG_TRACE]
     if kept != exploration.sizes:
         exploration.notes.append(f"micro-batches above {kept[-1]} were not looked at: the larger they are, the longer "
                                  "their traces are here")

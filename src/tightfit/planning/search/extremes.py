@@ -19,13 +19,13 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import size
 
-STEP = 128
+LENGTH_STEP = 128
 """Tokens of which the lengths that are asked about are multiples."""
-FINEST = 64
+FINEST_STEP = 64
 """A length over the tokens to the next one, at most: finer than what is known of memory on a card."""
-GROWING = 4
+MOST_GROWTH = 4
 """Multiple of a step's gradients that its other samples take at most for one micro-batch of them all to be tried."""
-ENDLESS = 1 << 20
+LONGEST_LENGTH = 1 << 20
 """Tokens up to which lengths are asked about where the model's positions have no end."""
 
 
@@ -39,7 +39,7 @@ def candidates(recipe: Recipe, asked: str, model_size: Callable[[Recipe], ModelS
     if field == "seq_len" and not pattern:
         if TASKS[recipe.task].reads != "tokens":
             raise RecipeError(f"longest: {recipe.task} has no seq_len; write --largest micro_batch_size")
-        most = model_facts(recipe).max_positions or ENDLESS
+        most = model_facts(recipe).max_positions or LONGEST_LENGTH
         return {length: recipe.model_copy(update={"seq_len": length}) for length in _lengths(most)}
     if field == "micro_batch_size" and not pattern:
         sizes = range(1, recipe.batch_size + 1)
@@ -52,12 +52,12 @@ def candidates(recipe: Recipe, asked: str, model_size: Callable[[Recipe], ModelS
 
 
 def _lengths(most: int) -> Iterator[int]:
-    if most <= STEP:
+    if most <= LENGTH_STEP:
         yield from range(1, most)
-    length = STEP
+    length = LENGTH_STEP
     while length < most:
         yield length
-        length += STEP * max(1, length // (STEP * FINEST))
+        length += LENGTH_STEP * max(1, length // (LENGTH_STEP * FINEST_STEP))
     yield most
 
 
@@ -125,7 +125,7 @@ def _alone_may_do(found: Evaluated) -> bool:
     """Whether one micro-batch of the whole global batch, which finds no gradients of earlier ones, may fit where this
     does not: by an upper bound of what its samples take, as if temporary tensors grew with them too."""
     others = found.recipe.batch_size - found.recipe.resolved_micro_batch
-    return not found.fit_rank.is_safe and 0 < others * (found.passes - found.held) < GROWING * found.gradients
+    return not found.fit_rank.is_safe and 0 < others * (found.passes - found.held) < MOST_GROWTH * found.gradients
 
 
 def _smaller(one: Evaluated, other: Evaluated | TightfitError) -> Evaluated:

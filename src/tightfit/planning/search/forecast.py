@@ -21,7 +21,7 @@ from tightfit.techniques import Technique
 
 HEURISTIC_SLACK = 0.3
 """Share by which memory and the change of time may be better than a rule of thumb says."""
-NEAREST = 4
+NEIGHBORS = 4
 """Evaluated combinations that are asked for one that was not."""
 
 FieldValue = tuple[str, Technique]
@@ -176,7 +176,7 @@ class Forecasts:
         if choice in self.cost_models:
             return Forecast(self.cost_models[choice], self.cost_models[choice])
         if choice not in self._forecasts:
-            nearest = sorted(self.cost_models, key=lambda other: len(self.space.differing(choice, other)))[:NEAREST]
+            nearest = sorted(self.cost_models, key=lambda other: len(self.space.differing(choice, other)))[:NEIGHBORS]
             self._forecasts[choice] = min((self._from(neighbor, choice) for neighbor in nearest),
                                           key=lambda forecast: len(forecast.unknown))
         return self._forecasts[choice]

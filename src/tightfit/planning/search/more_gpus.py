@@ -23,9 +23,9 @@ from tightfit.recipe import Recipe
 from tightfit.techniques.parallel import Zero
 from tightfit.text import counted, percent, seconds, size
 
-BINDS = 0.1
+BINDING_SHARE = 0.1
 """Share of a step that the device waits, from which on what it waits for is said to bind it."""
-GATHERED = 0.1
+GATHERED_SHARE = 0.1
 """Share of all weights, gradients and states that is taken to be there whole at a time, beside a GPU's own part."""
 
 
@@ -101,7 +101,7 @@ def _binds(recipe: Recipe, time: Time) -> str:
              "copies from and to the host": Work.TRANSFERS}
     text, share = max(((text, time.work.get(work, 0.0) / time.step_seconds) for text, work in waits.items()),
                       key=lambda pair: pair[1])
-    if share >= BINDS:
+    if share >= BINDING_SHARE:
         return f"{text}, for {percent(share)} of a step"
     return "compute, and by memory, for which blocks are recomputed" if recipe.recomputes else "compute"
 
@@ -161,7 +161,7 @@ def _enough(exploration: Exploration, found: Evaluated) -> int | None:
     divided would not, and where those at hand would do, which lack memory for other reasons."""
     held, micro = _held(found), found.recipe.resolved_micro_batch
     each = max(found.passes_when_accumulating - found.held, 0) / micro  # micro_batch_size=1 is always possible
-    room = exploration.usable_bytes(FitRank.SAFE) - each - GATHERED * held
+    room = exploration.usable_bytes(FitRank.SAFE) - each - GATHERED_SHARE * held
     if room <= 0:
         return None
     at_hand = count = exploration.device.world

@@ -22,11 +22,11 @@ from tightfit.planning.search.evaluate import InProcess, Job, Outcome, trace_key
 from tightfit.system import POSIX, cores
 
 Answer = TypeVar("Answer")
-MOST = 4
+MOST_PROCESSES = 4
 """Recipes evaluated at once, at most: each process takes a core and up to 2 GB."""
-WORTHWHILE = 0.7
+WORTHWHILE_SECONDS = 0.7
 """Processor seconds that a recipe takes from which on a process of its own pays, which imports for about five."""
-JOBS = 16
+JOBS_TO_COLLECTION = 16
 """Jobs after which a process looks through all that it holds for garbage."""
 
 
@@ -38,7 +38,7 @@ class Pool:
     """
 
     def __init__(self, tools: Tools, backend: str, calibration: Calibration | None = None) -> None:
-        self.side_by_side = max(min(cores(), MOST), 1) if POSIX else 1  # Windows lets none inherit a pipe
+        self.side_by_side = max(min(cores(), MOST_PROCESSES), 1) if POSIX else 1  # Windows lets none inherit a pipe
         self._own = InProcess(tools)
         self._greeting = (list(sys.path), backend, calibration)
         self._workers: list[Worker] = []
@@ -93,7 +93,7 @@ class Pool:
             if own is not None:
                 began = time.process_time()
                 answers[own] = function(self._own, *jobs[own])
-                if time.process_time() - began >= WORTHWHILE:
+                if time.process_time() - began >= WORTHWHILE_SECONDS:
                     self._start(self.side_by_side - 1)
             elif running:
                 wait([worker.connection for worker in running])
@@ -159,7 +159,7 @@ def work(connection: Connection) -> None:
     with suppress(EOFError):
         while True:
             with gc_paused():
-                for _ in range(JOBS):
+                for _ in range(JOBS_TO_COLLECTION):
                     function, arguments = connection.recv()
                     connection.send(function(evaluate, *arguments))
 

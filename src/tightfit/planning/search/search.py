@@ -22,7 +22,7 @@ from tightfit.planning.search.choose import choose
 from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress
 from tightfit.planning.search.explain import (
-    SHOWN,
+    SHOWN_CANDIDATES,
     figures,
     memory_shortfall,
     ranked,
@@ -44,7 +44,7 @@ from tightfit.recipe.hf_arguments.table import without_effect
 from tightfit.tasks import TASKS
 from tightfit.text import counted, size
 
-TRACES, COMPILATIONS = 72, 16
+MOST_TRACES, MOST_COMPILATIONS = 72, 16
 """Traces that a search makes at most, a compiled one counted as several; and the same where every prediction compiles
 a whole step."""
 
@@ -94,7 +94,7 @@ def search(
     asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
     exploration = Exploration(
         Space(asked, _beside_host(device), _parameters(asked, device, tools)), evaluator or InProcess(tools),
-        TraceBudget(limit=COMPILATIONS if compiles else TRACES),
+        TraceBudget(limit=MOST_COMPILATIONS if compiles else MOST_TRACES),
         margin=tools.margin, steps=steps_of(recipe, for_run), keeps_numerics=comparing,
     )  # fmt: skip
     exploration.progress = None if progress is None else partial(_tell, exploration, progress)
@@ -150,7 +150,7 @@ def check_length(recipe: Recipe) -> None:
 def _plan(exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device], comparing: bool) -> Plan:
     best = choose(exploration)
     large = [] if comparing and best is not None else too_large(exploration)
-    shown = ranked(exploration)[:SHOWN]
+    shown = ranked(exploration)[:SHOWN_CANDIDATES]
     head = exploration.found[best] if best is not None else large[0]
     missed = [memory_shortfall(choices_text(found.recipe, None, exploration.decided_fields) if found is head else
                      choices_text(found.recipe, head.recipe), found.estimate.memory) for found in large]

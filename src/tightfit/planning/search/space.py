@@ -26,7 +26,7 @@ Level = tuple[int, int]
 """Change of numerics of a combination: its harshest technique, then the sum of all."""
 LAST_RESORT = 4
 """The `numerics_change` that is taken only where nothing milder fits: another learning rate is wanted."""
-QUICK = 2
+QUICK_TRACE = 2
 """Cost of a trace up to which it is quick: with optimizer states in host memory, and no compiled step."""
 MOST_TOKENS = 1 << 17
 """Tokens of a micro-batch that nobody pinned, at most: larger ones are no faster."""
@@ -225,7 +225,7 @@ class Space:
 
     def quick(self, choices: Sequence[Combination]) -> Sequence[Combination]:
         """Those of several combinations that are quick to trace; all of them where none is."""
-        return [choice for choice in choices if self.trace_cost(choice) <= QUICK] or choices
+        return [choice for choice in choices if self.trace_cost(choice) <= QUICK_TRACE] or choices
 
     def least_memory_recipe(self, micro: int | None = None) -> Recipe:
         """The recipe that is likeliest to need least memory with numerics as mild as they can be, one that is quick to

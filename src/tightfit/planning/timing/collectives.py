@@ -10,7 +10,7 @@ all-reduce twice as many, or a tree's where that is quicker.
 | `PCIE_SHARE` | 0.8 | of PCIe, card to card: a little under the 0.89 that copies between RTX PRO 6000 cards were published to reach |
 | `STAGED_SHARE` | 0.4 | of PCIe, through the host's memory, as between GeForce cards: assumed |
 | `NETWORK_SHARE` | 0.9 | of a network's line rate: assumed |
-| `START`, `HOPS`, `FAR_HOP` | 8.4; 3.4, 5.7, 14 microseconds | a collective's start; a hop over NVLink, PCIe and a network: the defaults that NCCL 2 itself reckons with (src/graph/tuning.cc) |
+| `START_SECONDS`, `HOP_SECONDS`, `FAR_HOP_SECONDS` | 8.4; 3.4, 5.7, 14 microseconds | a collective's start; a hop over NVLink, PCIe and a network: the defaults that NCCL 2 itself reckons with (src/graph/tuning.cc) |
 
 None of this was measured here.
 """  # noqa: E501 - a table's row is one line
@@ -25,9 +25,9 @@ from tightfit.planning.timing.link import UNKNOWN_LINK
 from tightfit.trace import Op
 
 NVLINK_SHARE, PCIE_SHARE, STAGED_SHARE, NETWORK_SHARE = 0.82, 0.8, 0.4, 0.9
-START = 8.4e-6
-HOPS = {"NVLink": 3.4e-6, "PCIe": 5.7e-6}
-FAR_HOP = 14e-6
+START_SECONDS = 8.4e-6
+HOP_SECONDS = {"NVLink": 3.4e-6, "PCIe": 5.7e-6}
+FAR_HOP_SECONDS = 14e-6
 
 
 class RingLink(NamedTuple):
@@ -58,10 +58,10 @@ def collective_seconds(op: Op, device: Device) -> float:
     """Seconds that a collective among all of the device's cards takes."""
     if device.world == 1:
         return 0.0
-    near, far = HOPS[near_link(device).name], FAR_HOP
+    near, far = HOP_SECONDS[near_link(device).name], FAR_HOP_SECONDS
     between = device.machines - 1
     hops = between * far + (device.world - 1 - between) * near
     if "all_reduce" in op.name:
         tree = math.ceil(math.log2(device.machines)) * far + (device.cards - 1) * near
         hops = 2 * min(hops, tree)
-    return START + hops + op.bytes_read / ring_link(device).rate
+    return START_SECONDS + hops + op.bytes_read / ring_link(device).rate

@@ -17,9 +17,9 @@ from tightfit.planning.timing.streams import Elapsed, Overlap, Segment, busy_sec
 from tightfit.recipe import Recipe
 from tightfit.trace import COPIES, Phase, Stream, Trace
 
-FREE = 0.97
+HIDDEN_SPEED = 0.97
 """Share of the speed without copies from which on they are said to be hidden."""
-GROWING = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD)
+GROWING_PHASES = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD)
 """Phases whose compute grows with a global batch."""
 
 
@@ -58,9 +58,9 @@ def copies_of(
     busy, free = {stream: busy_seconds(segments, stream) for stream in COPIES}, without(alone, COPIES)
     added = max(found.seconds - free.seconds, 0.0)
     hidden_from = None
-    if added > (1 - FREE) * found.seconds and _stays_the_same(trace, recipe):
-        growing = sum(free.by_phase[phase] for phase in GROWING)
-        needed = added * FREE / (1 - FREE) - (free.seconds - growing)
+    if added > (1 - HIDDEN_SPEED) * found.seconds and _stays_the_same(trace, recipe):
+        growing = sum(free.by_phase[phase] for phase in GROWING_PHASES)
+        needed = added * HIDDEN_SPEED / (1 - HIDDEN_SPEED) - (free.seconds - growing)
         hidden_from = math.ceil(recipe.batch_size * needed / growing)
     return Copies(
         bytes_in=moved[Stream.COPY_IN], bytes_out=moved[Stream.COPY_OUT], seconds_in=busy[Stream.COPY_IN],

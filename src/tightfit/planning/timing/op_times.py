@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 
-from tightfit.calibration import BATCH, Calibration, family_of
+from tightfit.calibration import MATMULS_IN_OP, Calibration, family_of
 from tightfit.devices import Device
 from tightfit.errors import TightfitError
 from tightfit.planning.timing import contractions
@@ -250,7 +250,7 @@ def _measured_matmul(op: Op, device: Device, calibration: Calibration, dtype: st
         return seconds
     # The shape's own tiles and waves from the model, its level from the measured shapes around it.
     tf32 = dtype == "tf32"
-    ratio, batch = 0.0, BATCH if grid is calibration.batched_matmuls.get(dtype) else 1
+    ratio, batch = 0.0, MATMULS_IN_OP if grid is calibration.batched_matmuls.get(dtype) else 1
     for (i, j, h), share in grid.corners(matmul.m, matmul.n, matmul.k):
         near = Matmul(batch, grid.sizes[i], grid.sizes[j], grid.sizes[h])
         ratio += share * near.flops / grid.rates[i][j][h] / _product_seconds(near, op.dtype, device, tf32)

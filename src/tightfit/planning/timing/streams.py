@@ -1,6 +1,6 @@
 """A step's ops on their streams, simulated: the host issues them in order, and each stream runs its own in order.
 
-The host runs up to `QUEUE` ops of a stream ahead of it. An op begins when it was issued, when its stream is free and
+The host runs up to `QUEUED` ops of a stream ahead of it. An op begins when it was issued, when its stream is free and
 when the ops on other streams that it names have ended. The step advances with its main stream: on a GPU that is
 COMPUTE, and the time that it waits for the host or for copies is part of the step; on a processor it is HOST.
 
@@ -19,9 +19,9 @@ from typing import NamedTuple
 from tightfit.trace import COPIES, Phase, Stream
 from tightfit.trace.lanes import Stretch, joined
 
-BESIDE = (*COPIES, Stream.NETWORK)
+SIDE_STREAMS = (*COPIES, Stream.NETWORK)
 """The streams beside the main one."""
-QUEUE = 1024
+QUEUED = 1024
 """Kernels that CUDA lets the host run ahead: commonly observed, not documented."""
 
 
@@ -69,7 +69,7 @@ class _Clocks:
 
     main: Stream
     at: dict[Stream, float] = field(default_factory=lambda: dict.fromkeys(Stream, 0.0))
-    queued: dict[Stream, deque[float]] = field(default_factory=lambda: {s: deque(maxlen=QUEUE) for s in Stream})
+    queued: dict[Stream, deque[float]] = field(default_factory=lambda: {s: deque(maxlen=QUEUED) for s in Stream})
     ended: dict[int, float] = field(default_factory=dict)
     log: list[Stretch] | None = None
 
@@ -88,7 +88,7 @@ class _Clocks:
                 host = end = host + late + issue + work
             else:
                 queued = self.queued[stream]
-                if len(queued) == QUEUE:
+                if len(queued) == QUEUED:
                     host = max(host, queued[0])
                 host += issue
                 start = at[stream]
@@ -116,7 +116,7 @@ class _Clocks:
         lost = times * (once - took)
         if lost <= 0:
             return
-        ahead = min(max(now - self.at[Stream.HOST], 0.0), once * QUEUE / len(pieces))
+        ahead = min(max(now - self.at[Stream.HOST], 0.0), once * QUEUED / len(pieces))
         self.at[Stream.HOST] = now - max(ahead - lost, 0.0)
         late = max(lost - ahead, 0.0)
         share = late / once
@@ -135,7 +135,7 @@ def lanes(segments: Sequence[Segment], main: Stream) -> tuple[Stretch, ...]:
         for pieces, times in segments:
             for _ in range(times):
                 clocks.run(pieces, 1, Elapsed())
-    shown = (main, *BESIDE)
+    shown = (main, *SIDE_STREAMS)
     return joined(Stretch(s.stream, s.phase, s.begin - begun, s.end - begun) for s in log if s.stream in shown)
 
 
@@ -144,7 +144,7 @@ def simulate(segments: Sequence[Segment], main: Stream) -> Elapsed:
     clocks = _Clocks(main)
     for _ in range(2):
         found = Elapsed()
-        beyond = dict.fromkeys(BESIDE, 0.0)
+        beyond = dict.fromkeys(SIDE_STREAMS, 0.0)
         clocks.begin()
         for pieces, times in segments:
             simulated = min(times, 3)
@@ -154,7 +154,7 @@ def simulate(segments: Sequence[Segment], main: Stream) -> Elapsed:
                 clocks.run(pieces, weight, found)
                 if weight > 1:
                     clocks.fall_behind(pieces, weight - 1, clocks.at[main] - before[main], found)
-                for stream in BESIDE:
+                for stream in SIDE_STREAMS:
                     beyond[stream] += weight * (clocks.at[stream] - before[stream]) - (found.seconds - spent)
     stream, excess = max(beyond.items(), key=lambda pair: pair[1])
     if excess > 0:  # its work piles up from step to step: no step is shorter than that takes

@@ -23,8 +23,8 @@ PHASE_COLOURS = {Phase.FORWARD: "#56b4e9", Phase.RECOMPUTE: "#c9a800", Phase.BAC
 CLASS_COLOURS = dict(zip(OpClass, ("#56b4e9", "#c9a800", "#1fb58f", "#e8743b", "#cc79a7", "#9a9a9a"), strict=True))
 PAIR = ("#56b4e9", "#e8743b")
 """The two figures of a pair."""
-STRONG = "#d55e00"
-FEW = 40
+ACCENT = "#d55e00"
+MOST_SHADED = 40
 """The most parts of a step whose backward passes are shaded: more would be a blur."""
 
 
@@ -54,21 +54,21 @@ def memory_chart(curves: Mapping[str, MemoryCurve], capacity: int) -> Any:
                 )  # fmt: skip
         if not areas:
             figure.add_scatter(x=x, y=curve.total / scale, name=f"{name}: all", mode="lines", hoverinfo="skip",
-                               line={"shape": "hv", "width": 2, "color": STRONG, "dash": "dash"}, meta=f"{name} all")
+                               line={"shape": "hv", "width": 2, "color": ACCENT, "dash": "dash"}, meta=f"{name} all")
         figure.add_scatter(
             x=[curve.peak_seconds / each], y=[curve.peak_bytes / scale], mode="markers", name=f"{name} peak",
             meta=f"{name} peak", text=[f"{name} peak: {text.size(curve.peak_bytes)}"],
             hovertemplate="%{text}<extra></extra>",
-            marker={"size": 12, "symbol": "diamond" if areas else "diamond-open", "color": STRONG,
-                    "line": {"width": 2, "color": STRONG}},
+            marker={"size": 12, "symbol": "diamond" if areas else "diamond-open", "color": ACCENT,
+                    "line": {"width": 2, "color": ACCENT}},
         )  # fmt: skip
     first = curves[solid]
     figure.add_annotation(x=first.peak_seconds / each, y=first.peak_bytes / scale, showarrow=True, ay=-28, ax=0,
                           xanchor="left" if first.peak_seconds < 0.1 * end else "center",
                           text=f"{solid} peak {text.size(first.peak_bytes)}")
     if 0 < capacity < 1.5 * max(curve.peak_bytes for curve in curves.values()):
-        figure.add_hline(y=capacity / scale, line_dash="dash", line_color=STRONG, annotation_text="capacity")
-    for part in first.parts if len(first.parts) <= FEW else ():
+        figure.add_hline(y=capacity / scale, line_dash="dash", line_color=ACCENT, annotation_text="capacity")
+    for part in first.parts if len(first.parts) <= MOST_SHADED else ():
         if part.phase is Phase.BACKWARD:
             figure.add_vrect(x0=part.begin / each, x1=part.end / each, fillcolor="#888888", opacity=0.12, line_width=0,
                              layer="below")

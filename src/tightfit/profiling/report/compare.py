@@ -21,7 +21,7 @@ from tightfit.tasks import TASKS
 from tightfit.trace import WALL_PHASES, Op, Phase
 from tightfit.training.record import Record
 
-WIDEST = 28
+LINE_WIDTH = 28
 """Characters of a line of a figure, beside another run's."""
 ORIGIN = "origin"
 PEAK = "peak allocated"
@@ -176,7 +176,7 @@ def side_by_side(ours: Profile, theirs: Profile, names: Sequence[str]) -> str:
 
 def in_columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows of a name and values, as text in columns; below the first row, a long value has several lines."""
-    lines = (zip_longest(*(wrap(cell, WIDEST) for cell in row), fillvalue="") for row in rows[1:])
+    lines = (zip_longest(*(wrap(cell, LINE_WIDTH) for cell in row), fillvalue="") for row in rows[1:])
     rows = [rows[0], *chain.from_iterable(lines)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)

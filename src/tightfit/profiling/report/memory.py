@@ -18,10 +18,10 @@ from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import step_of, steps_of
 from tightfit.trace import WALL_PHASES, Allocation, Category, Phase, Place, Trace
 
-PARTS = tuple(phase for phase in WALL_PHASES if phase is not Phase.DATA)
-BUCKETS = 900
+PART_PHASES = tuple(phase for phase in WALL_PHASES if phase is not Phase.DATA)
+CURVE_POINTS = 900
 """Points that a curve is drawn with at most, but for its ends."""
-MANY = 256
+MOST_PARTS = 256
 """Parts of a step that are drawn one by one; of more, those that repeat are drawn once."""
 
 FOREVER = (1 << 63) - 1
@@ -58,14 +58,14 @@ class MemoryCurve:
 def parts_of(trace: Trace) -> list[tuple[Phase, int, int]]:
     """The forward and backward passes of the last step and its optimizer, in the order they run: phase and ticks."""
     step = step_of(trace)
-    names = {phase.value: phase for phase in PARTS}
+    names = {phase.value: phase for phase in PART_PHASES}
     inside = sorted((s for s in trace.spans if s.name in names and step.start <= s.start < step.stop),
                     key=lambda s: s.start)
     together = sum(span.times for span in inside)
     parts: list[tuple[Phase, int, int]] = []
     for times, spans in groupby(inside, key=lambda s: s.times):
         once = [(names[span.name], span.start, min(span.stop, step.stop)) for span in spans]
-        parts += once * (times if together <= MANY else 1)
+        parts += once * (times if together <= MOST_PARTS else 1)
     return parts or [(Phase.FORWARD, step.start, step.stop)]
 
 
@@ -73,7 +73,7 @@ def layout(parts: Sequence[tuple[Phase, int, int]], seconds: Mapping[Phase, floa
     """Places at which each part of a step is drawn: each phase has its seconds, in equal shares. Without them a tick
     is a nanosecond."""
     counts = Counter(phase for phase, _, _ in parts)
-    known = any(seconds.get(phase) for phase in PARTS)
+    known = any(seconds.get(phase) for phase in PART_PHASES)
     at, found = seconds.get(Phase.DATA, 0.0), []
     for phase, start, stop in parts:
         width = seconds.get(phase, 0.0) / counts[phase] if known else (stop - start) / 1e9
@@ -120,10 +120,10 @@ def curve(trace: Trace, parts: Sequence[CurvePart], place: Place = Place.DEVICE)
 
 def downsample(seconds: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Points to draw: of each of BUCKETS equal stretches of time the highest, so that every peak survives."""
-    if len(seconds) <= BUCKETS:
+    if len(seconds) <= CURVE_POINTS:
         return np.arange(len(seconds))
-    width = (float(seconds[-1] - seconds[0]) or 1.0) / BUCKETS
-    bucket = np.minimum(((seconds - seconds[0]) / width).astype(np.int64), BUCKETS - 1)
+    width = (float(seconds[-1] - seconds[0]) or 1.0) / CURVE_POINTS
+    bucket = np.minimum(((seconds - seconds[0]) / width).astype(np.int64), CURVE_POINTS - 1)
     order = np.lexsort((-total, bucket))
     _, firsts = np.unique(bucket[order], return_index=True)
     return np.sort(order[firsts])

@@ -34,7 +34,7 @@ from tightfit.training.record import LOGGED, Record
 
 SECTIONS = {"headline": "Headline", "difference": "Difference", "memory": "Memory", "copies": "Copies", "time": "Time",
             "ops": "Ops", "predicted": "Predicted", "readings": "Readings", "run": "Run", "about": "About"}  # fmt: skip
-FINDINGS, MODULES, OPS, CHANGED_OPS, TENSORS, POINTS, LINES = 3, 20, 30, 20, 25, 400, 40
+MAX_FINDINGS, MAX_MODULES, MAX_OPS, MAX_CHANGED_OPS, MAX_TENSORS, MAX_POINTS, MAX_LINES = 3, 20, 30, 20, 25, 400, 40
 """Findings, modules, ops and tensors that are listed, points of the roofline, and logged lines."""
 
 
@@ -81,12 +81,12 @@ def _largest(step: ProfiledStep) -> list[tuple[str, ...]]:
     """The largest tensors alive at a step's peak."""
     tick, _ = step.peak
     return [(text.shape(a.shape), a.dtype, CATEGORY_NAMES[a.holds(tick)], a.module, a.op, text.size(a.bytes))
-            for a in step.trace.alive(tick)[:TENSORS]]
+            for a in step.trace.alive(tick)[:MAX_TENSORS]]
 
 
 def _longest(modules: Mapping[str, ByPhase]) -> dict[str, ByPhase]:
     """The longest modules, and the rest as one."""
-    shown, rest = list(modules.items())[:MODULES], list(modules.values())[MODULES:]
+    shown, rest = list(modules.items())[:MAX_MODULES], list(modules.values())[MAX_MODULES:]
     if rest:
         shown.append((f"{len(rest)} more modules", {phase: sum(row[phase] for row in rest) for phase in rest[0]}))
     return dict(shown)
@@ -112,7 +112,7 @@ def report(
         title=title(profile), figures=list(figures(profile)), uncalibrated=uncalibrated(profile), difference=difference,
         names=list(names), predicted=predicted, without_lanes=without_lanes(profile), run=run,
         losses={} if run is None else {names[0]: run.lines},
-        most={"findings": FINDINGS, "ops": OPS, "tensors": TENSORS, "points": POINTS},
+        most={"findings": MAX_FINDINGS, "ops": MAX_OPS, "tensors": MAX_TENSORS, "points": MAX_POINTS},
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def report_of_runs(runs: Sequence[Record], names: Sequence[str], missing: str) -
 
 def logged_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The figures of LOGGED in a few dozen of many lines of metrics, those of evaluations among them."""
-    every = max(len(lines) // LINES, 1)
+    every = max(len(lines) // MAX_LINES, 1)
     kept = [line for number, line in enumerate(lines, 1) if not number % every or "eval_loss" in line]
     return [[form(line[key]) if key in line else "-" for _, key, form in LOGGED] for line in kept]
 
@@ -154,5 +154,5 @@ def _difference(ours: Profile, theirs: Profile) -> dict[str, Any]:
     if first is not None and second is not None:
         changed = pairs(first.by(name_and_module), second.by(name_and_module))
         found |= compared(first, second)
-        found["ops"] = sorted(changed, key=lambda pair: -abs(pair.difference))[:CHANGED_OPS]
+        found["ops"] = sorted(changed, key=lambda pair: -abs(pair.difference))[:MAX_CHANGED_OPS]
     return found

@@ -24,7 +24,7 @@ SAYS_NOTHING: Mapping[str, Any] = {
 }
 """Values that said then what leaving the argument out says today."""
 
-DROPPED = ("push_to_hub_token", "_n_gpu")
+DROPPED_ARGUMENTS = ("push_to_hub_token", "_n_gpu")
 """A secret, which `to_dict` hides, and what a machine happened to have."""
 
 
@@ -35,7 +35,7 @@ def read_arguments(source: Any) -> tuple[dict[str, Any], dict[str, Any], list[st
     Such ones of an object are left out while they have their default. Raises RecipeError for a file that cannot be
     read, and for what is no TrainingArguments.
     """
-    names = {*table.DEFAULTS, *table.ASIDE, *sft.OWN}
+    names = {*table.DEFAULTS, *table.ASIDE, *sft.SFT_ARGUMENTS}
     if isinstance(source, str | Path):
         given = _read_file(Path(source))
     elif isinstance(source, Mapping):
@@ -45,7 +45,7 @@ def read_arguments(source: Any) -> tuple[dict[str, Any], dict[str, Any], list[st
         values: dict[str, Any] = source.to_dict()  # type: ignore[union-attr]
         values |= {name: getattr(source, name) for name in ("eos_token", "pad_token") if name in values}  # hidden there
         if not is_sft_config(source):  # another of trl's, whose names mean something else
-            names -= {*sft.OWN, *sft.KEPT}
+            names -= {*sft.SFT_ARGUMENTS, *sft.KEPT_ARGUMENTS}
         given = {name: value for name, value in values.items()
                  if name in names - table.ASIDE.keys() or value != usual[name]}
     else:
@@ -106,4 +106,4 @@ def _as_today(given: Mapping[str, Any]) -> dict[str, Any]:
     if found.pop("adafactor", False):
         found["optim"] = "adafactor"
     return {name: value for name, value in found.items()
-            if name not in DROPPED and value != SAYS_NOTHING.get(name, found)}
+            if name not in DROPPED_ARGUMENTS and value != SAYS_NOTHING.get(name, found)}

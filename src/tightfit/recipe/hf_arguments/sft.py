@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 Arguments = Mapping[str, Any]
 
 LOSSES = {None: "chunked", "chunked_nll": "chunked", "nll": "plain"}
-SAID = ("max_length", "packing", "loss_type")
+ALWAYS_SAID = ("max_length", "packing", "loss_type")
 """Arguments that make their field whatever their value."""
 SAID_UNLESS_DEFAULT = ("dataset_text_field", "chat_template_path", "pad_to_multiple_of", "trust_remote_code",
                        "router_aux_loss_coef")
@@ -29,7 +29,7 @@ class Own(NamedTuple):
     reason: str = ""
 
 
-OWN: Mapping[str, Own] = {
+SFT_ARGUMENTS: Mapping[str, Own] = {
     "max_length": Own(1024, "seq_len", lambda a: isinstance(a["max_length"], int),
                       "cuts nothing, and a recipe's rows have a length; write seq_len=<the longest's tokens>"),
     "truncation_mode": Own("keep_start", "", lambda a: a["truncation_mode"] == "keep_start",
@@ -75,22 +75,22 @@ OWN: Mapping[str, Own] = {
 }  # fmt: skip
 """The arguments of SFTConfig's own of which something is read."""
 
-KEPT = ("dataset_num_proc", "pad_token")
+KEPT_ARGUMENTS = ("dataset_num_proc", "pad_token")
 """Its others, which change no step."""
 
-OTHERWISE: Arguments = {"learning_rate": 2e-5, "logging_steps": 10, "gradient_checkpointing": True}
+SFT_DEFAULTS: Arguments = {"learning_rate": 2e-5, "logging_steps": 10, "gradient_checkpointing": True}
 """SFTConfig's defaults for TrainingArguments' names; bf16 is true too, unless fp16 is."""
 
 
 def divide(given: Arguments) -> tuple[dict[str, Any], dict[str, Any]]:
     """TrainingArguments' own arguments, and all of SFTConfig's: with its defaults where any of these is given, else
     none."""
-    rest = {name: value for name, value in given.items() if name not in OWN}
-    if not given.keys() & {*OWN, *KEPT}:
+    rest = {name: value for name, value in given.items() if name not in SFT_ARGUMENTS}
+    if not given.keys() & {*SFT_ARGUMENTS, *KEPT_ARGUMENTS}:
         return rest, {}
     if rest.get("bf16") is None:
         rest["bf16"] = not rest.get("fp16")
-    return {**OTHERWISE, **rest}, {name: given.get(name, own.default) for name, own in OWN.items()}
+    return {**SFT_DEFAULTS, **rest}, {name: given.get(name, own.default) for name, own in SFT_ARGUMENTS.items()}
 
 
 def recipe_values(a: Arguments, written: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
@@ -98,12 +98,12 @@ def recipe_values(a: Arguments, written: Collection[str] = ()) -> tuple[dict[str
     for each that no field can say. written: paths of the fields that a person writes, which stand above them."""
     values, reasons = {}, []
     for name in a:
-        own, value = OWN[name], a[name]
+        own, value = SFT_ARGUMENTS[name], a[name]
         if own.field in written:
             continue
         if not own.reads(a):
             reasons.append(f"{name}: {value!r} {own.reason}")
-        elif name in SAID or (name in SAID_UNLESS_DEFAULT and value != own.default):
+        elif name in ALWAYS_SAID or (name in SAID_UNLESS_DEFAULT and value != own.default):
             values[own.field] = LOSSES[value] if name == "loss_type" else value
     return values, reasons
 
@@ -112,7 +112,7 @@ def paths(fields: Arguments) -> set[str]:
     """The paths of fields that a person writes: of data those of a mapping, and of a whole `Data` all of them."""
     data = fields.get("data", "")
     if not isinstance(data, Mapping | str):
-        return {*fields, *(own.field for own in OWN.values() if own.field.startswith("data."))}
+        return {*fields, *(own.field for own in SFT_ARGUMENTS.values() if own.field.startswith("data."))}
     return {*fields, *(f"data.{name}" for name in data if isinstance(data, Mapping))}
 
 

@@ -158,7 +158,7 @@ ASIDE: Mapping[str, Any] = {
                      "include_inputs_for_metrics", "include_tokens_per_second"), False),
     **dict.fromkeys(("tpu_num_cores", "push_to_hub_model_id", "push_to_hub_organization", "xpu_backend",
                      "fsdp_transformer_layer_cls_to_wrap", "torchdynamo", "dispatch_batches", "split_batches",
-                     "logging_dir", *sft.KEPT), None),
+                     "logging_dir", *sft.KEPT_ARGUMENTS), None),
     "save_safetensors": True, "fp16_opt_level": "O1", "half_precision_backend": "auto", "fp16_backend": "auto",
     "past_index": -1, "fsdp_min_num_params": 0, "mp_parameters": "", "ray_scope": "last", "sharded_ddp": [],
 }  # fmt: skip
@@ -183,20 +183,20 @@ def without_effect(kept: Mapping[str, Any]) -> str:
 
 def fields_of(name: str) -> list[str]:
     """The fields of a recipe that an argument makes which is not called as they are."""
-    own = sft.OWN[name].field if name in sft.OWN else ""
+    own = sft.SFT_ARGUMENTS[name].field if name in sft.SFT_ARGUMENTS else ""
     return [own] if own else [field for field, names in FIELDS.items() if name in names]
 
 
 def misplaced(fields: Iterable[str]) -> list[str]:
     """A sentence on fields that a recipe does not have, where two or more are arguments."""
-    first, *others = [name for name in fields if name in {**DEFAULTS, **sft.OWN, **ASIDE}] or [""]
+    first, *others = [name for name in fields if name in {**DEFAULTS, **sft.SFT_ARGUMENTS, **ASIDE}] or [""]
     return [f"{first}, {others[0]}{' and others' * (len(others) > 1)}: arguments of Hugging Face; tightfit plan MODEL "
             "--training-args FILE reads a file of them, and so does train"] if others else []
 
 
 def unknown(name: str) -> str:
     """A sentence for a name that TrainingArguments does not have."""
-    hint = nearest(name, [*DEFAULTS, *sft.OWN])
+    hint = nearest(name, [*DEFAULTS, *sft.SFT_ARGUMENTS])
     if name in synonyms.FIELDS:
         hint = f"leave it out, and write {synonyms.FIELDS[name]}"
     elif hint.startswith("choose from"):
@@ -210,9 +210,9 @@ def check_carried(values: Mapping[str, Any]) -> None:
     for name in values.keys() - CARRIED.keys() - ASIDE.keys() - SPELLED:
         if name in REFUSED:
             reasons.append(f"{name}: {REFUSED[name][1]}")
-        elif name in sft.OWN:
-            reasons.append(f"{name}: has no effect; write {sft.OWN[name].field}" if sft.OWN[name].field else
-                           f"{name}: has no effect; leave it out")
+        elif name in sft.SFT_ARGUMENTS:
+            field = sft.SFT_ARGUMENTS[name].field
+            reasons.append(f"{name}: has no effect; {f'write {field}' if field else 'leave it out'}")
         elif name in MAPPED:
             reasons.append(f"{name}: a recipe says this itself; write {' or '.join(fields_of(name) or [name])}")
         else:

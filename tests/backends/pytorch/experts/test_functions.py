@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.backends.pytorch.experts.experts_cases import CONFIGS, WHOLE, moe_model, moe_step, ragged
 from tightfit.backends.pytorch.experts.active_parameters import experts_of
-from tightfit.backends.pytorch.experts.functions import OURS, use_ours
+from tightfit.backends.pytorch.experts.functions import OUR_GROUPED_MM, use_ours
 from tightfit.recipe import Recipe
 
 IDS = torch.arange(2 * 20).reshape(2, 20) % 90 + 3
@@ -43,7 +43,7 @@ def test_results_and_gradients_are_transformers_own(name, kind):
     ours = copy.deepcopy(model)
     model.set_experts_implementation(kind)
     use_ours(ours, Recipe())
-    assert ours.config._experts_implementation == OURS
+    assert ours.config._experts_implementation == OUR_GROUPED_MM
 
     wanted, found = learned(model), learned(ours)
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.plain import CPU, PLAIN
 from tightfit import Recipe
-from tightfit.backends.pytorch.follow.alike_turns import FEWEST, alike_turns
+from tightfit.backends.pytorch.follow.alike_turns import FEWEST_TURNS, alike_turns
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.backends.pytorch.simulate import predict as prediction
 from tightfit.devices import find_device
@@ -86,5 +86,5 @@ def test_alike_turns_are_added_as_often_as_they_run():
 
 
 def test_short_loops_are_gone_through():
-    gone, _ = gone_through(lambda number: torch.ones(4), FEWEST - 1)
-    assert gone == [*range(FEWEST - 1)]
+    gone, _ = gone_through(lambda number: torch.ones(4), FEWEST_TURNS - 1)
+    assert gone == [*range(FEWEST_TURNS - 1)]

@@ -20,7 +20,7 @@ from tests.benchmark_modules import benchmark
 from tightfit.backends.measuring import measure
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.measure import step_profiler
-from tightfit.backends.pytorch.measure.events import COMPILED, measured_lanes, measured_trace, read
+from tightfit.backends.pytorch.measure.events import COMPILED_CODE, measured_lanes, measured_trace, read
 from tightfit.backends.pytorch.measure.marks import Call
 from tightfit.backends.pytorch.measure.step_profiler import StepProfiler, _export
 from tightfit.devices import Device
@@ -112,7 +112,7 @@ def test_memory_is_told_apart_as_in_the_prediction(fields):
 def test_compiled_code_is_measured_with_its_memory_and_gradients():
     step, global_batches = prepared("gpt2", compile="per-block")
     found = measure(BACKEND, step, global_batches).trace
-    compiled = [op for op in found.ops if op.name == COMPILED]
+    compiled = [op for op in found.ops if op.name == COMPILED_CODE]
     assert {op.phase for op in compiled} == {Phase.FORWARD, Phase.BACKWARD}
     assert len(compiled) == 2 * 2 * 2  # passes, micro-batches, blocks
     backward = [span for span in found.spans if span.name == "backward"][-1]
@@ -275,7 +275,7 @@ def test_a_gpus_memory_is_told_apart_by_op_and_address():
         (40, Category.WEIGHTS, 0, 0, None, ""),
         (80, Category.ACTIVATIONS, 100, 100, 1160, "aten.mm"),
         (16, Category.TEMPORARY, 110, 0, 120, "aten.mm"),
-        (40, Category.GRADIENTS, 1150, 1500, None, COMPILED),
+        (40, Category.GRADIENTS, 1150, 1500, None, COMPILED_CODE),
         (24, Category.TEMPORARY, 100, 0, None, "aten.empty"),  # the host's, which the device's events have not
     ]
     assert trace.peak()[1] == 160

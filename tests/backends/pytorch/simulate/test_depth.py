@@ -57,7 +57,7 @@ def test_few_blocks_tell_the_rest(name, device, changes, monkeypatch):
     else:
         blocks = GROUPS + 2 * (name == "t5")  # whose first block, with the positions' biases, is unlike the others
         asked, model = recipe(name, **changes), tiny_model(name, **dict.fromkeys(DEPTHS[name], blocks))
-    monkeypatch.setattr(prediction, "WORTHWHILE", GROUPS)
+    monkeypatch.setattr(prediction, "FEWEST_GROUPS", GROUPS)
     whole = prediction.predict(asked, device, model, whole=True)
     shortened: list[bool] = []
     original = prediction._traced

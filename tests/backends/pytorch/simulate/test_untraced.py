@@ -27,7 +27,7 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "RECORDS", (tmp_path / "none.json",))
+    monkeypatch.setattr(module, "CONTEXT_RECORDS", (tmp_path / "none.json",))
 
 
 def traced(*ops: tuple[str, Phase], op_class: OpClass = OpClass.CONTRACTION) -> Trace:
@@ -86,7 +86,7 @@ def kept(path, **changes):
 
 
 def test_a_measured_context_takes_the_place_of_the_assumed_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "RECORDS", (tmp_path / "none.json", kept(tmp_path / "contexts.json")))
+    monkeypatch.setattr(module, "CONTEXT_RECORDS", (tmp_path / "none.json", kept(tmp_path / "contexts.json")))
     eager, compiled = Recipe.from_dict({"compile": "off"}), Recipe.from_dict({"compile": "per-block"})
     for recipe, size in ((eager, RECORD["step"]), (compiled, RECORD["compiled"])):
         (context,) = [u for u in untraced(recipe, A100, traced()) if u.where == "context"]

@@ -18,9 +18,9 @@ TARGET = re.compile(r'custom_call_target="([^"]*)"')
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 CALLS = {"while", "call", "conditional"}
 """Instructions that run others, which take the time."""
-FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "opt-barrier"}
+UNTIMED = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "opt-barrier"}
 """Instructions that take no time."""
-WAITING = ("-done", "-update")
+ASYNC_ENDINGS = ("-done", "-update")
 """Endings of the second halves of asynchronous instructions."""
 SLICES = {"dynamic-slice", "slice", "gather"}
 """Instructions that read no more of their first operand than they give."""
@@ -52,7 +52,7 @@ def _running(program: Program, computation: str, runs: int = 1, loop: str = "") 
             for each in INSIDE.findall(instruction.text):
                 if each in program.computations:
                     yield from _running(program, each, times, instruction.op_name or loop)
-        elif instruction.code not in FREE and not instruction.code.endswith(WAITING):
+        elif instruction.code not in UNTIMED and not instruction.code.endswith(ASYNC_ENDINGS):
             yield instruction, runs, loop
 
 

@@ -39,14 +39,14 @@ INDIFFERENT = frozenset({
     "tokenizer", "loading", "compile", "pretrained",
 })  # fmt: skip
 """Fields that change nothing of a compiled step."""
-LIMIT = 900.0
+COMPILE_SECONDS = 900.0
 """Seconds that one compilation may take."""
-SAID = 300
+LAST_WORDS = 300
 """Characters of a failed compilation's last words that are kept."""
-SHARE = 0.75
+JAX_SHARE = 0.75
 """The share of a GPU's memory that JAX takes as it starts, by default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
 KIB = 1024
-DNN = (9, 10, 0)
+CUDNN_VERSION = (9, 10, 0)
 """The cuDNN that XLA compiles for: the one that XLA's own descriptions of newer cards have."""
 
 
@@ -123,9 +123,9 @@ def _compile(recipe: Recipe, device: Device, dump: Path, trace: Path) -> None:
     job = json.dumps({"recipe": recipe.to_dict(), "device": asdict(device)})
     try:
         done = subprocess.run([sys.executable, "-m", WORKER, str(dump), str(trace)], input=job, env=alone,
-                              capture_output=True, text=True, errors="replace", timeout=LIMIT, check=False)
+                              capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise ModelError(f"model: XLA took more than {LIMIT:.0f} seconds to compile a step of it; write "
+        raise ModelError(f"model: XLA took more than {COMPILE_SECONDS:.0f} seconds to compile a step of it; write "
                          "backend.layers=scanned") from None
     if trace.exists():
         return
@@ -134,7 +134,7 @@ def _compile(recipe: Recipe, device: Device, dump: Path, trace: Path) -> None:
         raise getattr(errors, failure["kind"], ModelError)(failure["text"])
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if "Error" in line or line.startswith("F")), (lines or [""])[-1])
-    raise ModelError(f"model: XLA cannot compile this step for {device.name}: {last[-SAID:]}")
+    raise ModelError(f"model: XLA cannot compile this step for {device.name}: {last[-LAST_WORDS:]}")
 
 
 def _digest(recipe: Recipe, device: Device) -> str:
@@ -169,14 +169,14 @@ def target_description(device: Device) -> str:
         "thread_dim_limit_x": 1024, "thread_dim_limit_y": 1024, "thread_dim_limit_z": 64,
         "registers_per_core_limit": 64 * KIB, "registers_per_block_limit": 64 * KIB,
         "memory_bandwidth": round(device.bandwidth), "device_memory_size": device.memory_bytes,
-        "l2_cache_size": device.l2_bytes, "dnn_version": '"{}.{}.{}"'.format(*DNN),
+        "l2_cache_size": device.l2_bytes, "dnn_version": '"{}.{}.{}"'.format(*CUDNN_VERSION),
     }  # fmt: skip
     lines = [f"  {name}: {value}" for name, value in fields.items()]
     return "\n".join([
         "gpu_device_info {", *lines,
         f"  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {extension} }}", "}",
         'platform_name: "CUDA"',
-        "dnn_version_info {{ major: {} minor: {} patch: {} }}".format(*DNN),
+        "dnn_version_info {{ major: {} minor: {} patch: {} }}".format(*CUDNN_VERSION),
         f'device_description_str: "{device.name}"', "",
     ])  # fmt: skip
 
@@ -185,7 +185,7 @@ def _notes(trace: Trace, device: Device) -> list[str]:
     notes = ["memory is what XLA plans for this very step; its time is a rough sum over the kernels that it makes, of "
              "products by the data sheet's peak and of bytes by its bandwidth"]
     needed = trace.peak()[1] / device.memory_bytes
-    if needed > SHARE:
-        notes.append(f"JAX takes {SHARE:.0%} of a GPU's memory as it starts, and this step needs {needed:.0%}: set "
+    if needed > JAX_SHARE:
+        notes.append(f"JAX takes {JAX_SHARE:.0%} of a GPU's memory as it starts, and this step needs {needed:.0%}: set "
                      f"XLA_PYTHON_CLIENT_MEM_FRACTION={min(needed + 0.03, 0.98):.2f}")
     return notes

@@ -22,7 +22,7 @@ import jax
 from jax.experimental import topologies
 
 from tightfit.backends.jax.assembly import assemble
-from tightfit.backends.jax.compiled.predict import DNN, target_description
+from tightfit.backends.jax.compiled.predict import CUDNN_VERSION, target_description
 from tightfit.backends.jax.compiled.trace import memory_is_planned, read_step, trace_of
 from tightfit.backends.jax.update import lower_step
 from tightfit.devices import Device
@@ -75,7 +75,7 @@ def _simulate_cudnn(device: Device) -> None:
     are answered for `device`; XLA calls no cuDNN to plan memory.
     """
     own = device.capability or (0, 0)
-    major, minor, patch = DNN
+    major, minor, patch = CUDNN_VERSION
     answers: dict[str, Callable[..., object]] = {
         "check_cudnn_version": lambda: 10_000 * major + 100 * minor + patch,
         "check_compute_capability": lambda capability: own >= tuple(map(int, capability.split("."))),

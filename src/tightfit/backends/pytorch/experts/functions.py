@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from tightfit.recipe import Recipe
 
-GROUPED = "grouped_mm"
+HF_GROUPED_MM = "grouped_mm"
 """transformers' name of the function that sorts tokens by expert and multiplies each expert's in one group."""
-OURS = "tightfit_grouped_mm"
-NAMES = {"aten::_grouped_mm": GROUPED, "transformers::grouped_mm_fallback": "a loop over experts"}
+OUR_GROUPED_MM = "tightfit_grouped_mm"
+FUNCTION_BY_OP = {"aten::_grouped_mm": HF_GROUPED_MM, "transformers::grouped_mm_fallback": "a loop over experts"}
 """Names of the functions, by an op that only that function runs."""
 
 
@@ -30,10 +30,10 @@ def use_ours(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     by this recipe."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    ALL_EXPERTS_FUNCTIONS.register(OURS, grouped_experts)
+    ALL_EXPERTS_FUNCTIONS.register(OUR_GROUPED_MM, grouped_experts)
     for part in model.modules():
-        if isinstance(part, transformers.PreTrainedModel) and part.config._experts_implementation == GROUPED:
-            part.config._experts_implementation = OURS
+        if isinstance(part, transformers.PreTrainedModel) and part.config._experts_implementation == HF_GROUPED_MM:
+            part.config._experts_implementation = OUR_GROUPED_MM
     if not recipe.compiled or recipe.precision == "auto" or recipe.precision.activations_in == "bfloat16":
         return ()
     return ("compile: torch compiles grouped products in bf16 alone; blocks with experts run in part or whole "
@@ -113,7 +113,7 @@ class _Gather(torch.autograd.Function):
 
 def function_names(model: nn.Module, ops: Iterable[str]) -> tuple[str, ...]:
     """Names of the functions that computed a model's experts in a forward pass that ran these ops."""
-    kinds = {str(part.config._experts_implementation).replace(OURS, GROUPED) for part in model.modules()
+    kinds = {str(part.config._experts_implementation).replace(OUR_GROUPED_MM, HF_GROUPED_MM) for part in model.modules()
              if isinstance(part, transformers.PreTrainedModel)}
-    found = dict.fromkeys(NAMES[op] for op in ops if op in NAMES)
-    return tuple(found) if GROUPED in kinds else tuple(sorted(kinds - {"None"}))
+    found = dict.fromkeys(FUNCTION_BY_OP[op] for op in ops if op in FUNCTION_BY_OP)
+    return tuple(found) if HF_GROUPED_MM in kinds else tuple(sorted(kinds - {"None"}))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 COEFFICIENTS = ("router_aux_loss_coef", "router_z_loss_coef")
 """Fields of a recipe, and of models' configurations."""
-ALIGNED = 64
+ALIGNED_FLOATS = 64
 """Numbers of fp32 in 256 bytes."""
 
 
@@ -97,7 +97,7 @@ class RouterLosses(Routing):
         self._token_masks: dict[int, Tensor] = {}
         # By router: choices of each expert, summed probabilities of each, summed z-loss and balance loss; rows begin
         # where a compiler expects tensors to.
-        width = -(-(2 * self.experts + 2) // ALIGNED) * ALIGNED
+        width = -(-(2 * self.experts + 2) // ALIGNED_FLOATS) * ALIGNED_FLOATS
         self._figures = torch.zeros(len(routers), width, device=build.torch_device)
         self._hooks = []
         for router, row in zip(routers, self._figures, strict=True):

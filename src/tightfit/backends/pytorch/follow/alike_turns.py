@@ -16,14 +16,14 @@ from tightfit.backends.pytorch.follow.tracker import Tracker
 
 T = TypeVar("T")
 
-FEWEST = 6
+FEWEST_TURNS = 6
 """Turns from which on following a few is quicker."""
 
 
 def alike_turns(tracker: Tracker, items: Sequence[T]) -> Iterable[T]:
     """The items of a loop that have to be gone through. Where the third turn asks for the same as the second, the
     tracker's trace gets the others, up to the last, as copies of it."""
-    if len(items) < FEWEST or torch.compiler.is_compiling():  # which unrolls the loop
+    if len(items) < FEWEST_TURNS or torch.compiler.is_compiling():  # which unrolls the loop
         return items
     return _followed(tracker, items)
 

@@ -42,7 +42,7 @@ MOVEMENT = _names("""
     chunk_cat all_gather_copy_in
 """)
 
-FREE = _names("""
+WITHOUT_KERNEL = _names("""
     empty empty_like empty_strided empty_permuted new_empty new_empty_strided _efficientzerotensor _unsafe_view
     _reshape_alias lift lift_fresh t_ transpose_ squeeze_ unsqueeze_ as_strided_ detach_ set_ resize_ swapaxes_
     is_same_size sym_size sym_stride sym_numel sym_storage_offset is_pinned record_stream device

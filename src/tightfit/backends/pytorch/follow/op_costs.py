@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tightfit.backends.pytorch.follow.memory import tensors_in
-from tightfit.backends.pytorch.follow.op_classes import FREE, SHAPE_ONLY, WRITE_ONLY, class_of
+from tightfit.backends.pytorch.follow.op_classes import SHAPE_ONLY, WITHOUT_KERNEL, WRITE_ONLY, class_of
 from tightfit.backends.pytorch.follow.op_flops import FLOPS, registered_flops
 from tightfit.trace import OpClass
 
@@ -39,7 +39,7 @@ TWO_PASSES = frozenset({"native_layer_norm_backward", "_fused_rms_norm_backward"
 """Backward ops whose CUDA form reads its inputs twice: for the gradient of the input, and for those of the weights
 (aten/src/ATen/native/cuda/layer_norm_kernel.cu)."""
 
-KERNELS = {
+KERNELS_OF_OP = {
     "_scaled_dot_product_flash_attention_backward": 3, "_flash_attention_backward": 3, "_varlen_attn_backward": 3,
     "_scaled_dot_product_efficient_attention_backward": 2, "_efficient_attention_backward": 2,
     "_scaled_dot_product_cudnn_attention_backward": 3, "native_layer_norm_backward": 3, "_fused_rms_norm_backward": 3,
@@ -69,7 +69,7 @@ class Cost(NamedTuple):
     layout: Literal["", "strided", "cast", "dropout"] = ""
 
 
-NOTHING = Cost(OpClass.OTHER, 0, 0, 0, 0, "", ())
+NO_COST = Cost(OpClass.OTHER, 0, 0, 0, 0, "", ())
 
 
 class _Facts(NamedTuple):
@@ -95,7 +95,7 @@ def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cos
     """
     facts = _facts(func)
     if facts.free:
-        return NOTHING
+        return NO_COST
     read = written = 0
     inputs: list[Tensor] = []
     for place, value in (*enumerate(args), *kwargs.items()):
@@ -142,7 +142,7 @@ def _facts(func: Any) -> _Facts:
     views = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     return _Facts(
         name=name,
-        free=views or name in FREE or getattr(func, "namespace", "") in ("prim", "profiler"),
+        free=views or name in WITHOUT_KERNEL or getattr(func, "namespace", "") in ("prim", "profiler"),
         op_class=class_of(name, func),
         flops=FLOPS.get(name) or registered_flops(func),
         traffic=PARTIAL.get(name),
@@ -150,7 +150,7 @@ def _facts(func: Any) -> _Facts:
                           if a.alias_info is not None and a.alias_info.is_write),
         reads_written=name not in WRITE_ONLY and not (schema and schema.overload_name.endswith("out")),
         passes=2 if name in TWO_PASSES else 1,
-        kernels=KERNELS.get(name, 1),
+        kernels=KERNELS_OF_OP.get(name, 1),
         lists=schema is None or any("[]" in str(a.type) or "List" in str(a.type) for a in arguments),
         dropout=next((place for place, a in enumerate(arguments) if a.name == "dropout_p"), None),
     )

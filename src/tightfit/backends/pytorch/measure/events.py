@@ -18,19 +18,19 @@ from tightfit.backends.pytorch.measure.marks import MARK, Marks
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
 from tightfit.trace.lanes import Stretch, joined
 
-COMPILED = "compiled code"
+COMPILED_CODE = "compiled code"
 """Time and memory of a compiled region itself, without the ops that it calls."""
-OUTSIDE = "outside of ops"
+OUTSIDE_OF_OPS = "outside of ops"
 """Memory that no dispatched op asks for, such as copies of the random generator's state."""
 REGION = "## Call CompiledFxGraph"
 """Mark of Inductor on a call of what it compiled."""
-KERNELS = {"triton_poi": OpClass.ELEMENTWISE, "triton_red": OpClass.NORMALIZATION, "triton_per": OpClass.NORMALIZATION,
+CLASSES = {"triton_poi": OpClass.ELEMENTWISE, "triton_red": OpClass.NORMALIZATION, "triton_per": OpClass.NORMALIZATION,
            "triton_tem": OpClass.CONTRACTION, "triton_mm": OpClass.CONTRACTION, "Memcpy": OpClass.MOVEMENT,
            "Memset": OpClass.MOVEMENT}
 """Classes of kernels that no dispatched op launched, by how their names begin."""
 MEMCPY = {"Memcpy HtoD": Stream.COPY_IN, "Memcpy DtoH": Stream.COPY_OUT}
 """Copies between host and device, by how CUPTI's names of them begin."""
-PRODUCTS = ("gemm", "nvjet", "cutlass", "fmha", "flash")
+MATMUL_KERNELS = ("gemm", "nvjet", "cutlass", "fmha", "flash")
 """Parts of the names of kernels of matrix products and attention."""
 
 
@@ -167,16 +167,16 @@ def _regions(marks: Marks, profile: Events, start: int) -> Iterator[Op]:
             inside[region] += end - begin
             modules.setdefault(region, marks.calls[number].module)
     for region, (begin, end) in profile.regions.items():
-        yield Op(name=COMPILED, tick=begin - start, phase=_phase_of(marks, phase_at(begin)),
+        yield Op(name=COMPILED_CODE, tick=begin - start, phase=_phase_of(marks, phase_at(begin)),
                  op_class=OpClass.ELEMENTWISE, module=modules.get(region, ""),
                  seconds=max(end - begin - inside[region], 0) / 1e9)
 
 
 def _class_of(kernel: str) -> OpClass:
-    known = next((kind for start, kind in KERNELS.items() if kernel.startswith(start)), None)
+    known = next((kind for start, kind in CLASSES.items() if kernel.startswith(start)), None)
     if known is not None:
         return known
-    return OpClass.CONTRACTION if any(part in kernel.lower() for part in PRODUCTS) else OpClass.OTHER
+    return OpClass.CONTRACTION if any(part in kernel.lower() for part in MATMUL_KERNELS) else OpClass.OTHER
 
 
 def _finder(stretches: dict[int, tuple[int, int]]) -> Callable[[int], int | None]:
@@ -210,10 +210,10 @@ def _allocated(marks: Marks, profile: Events, start: int) -> list[Allocation]:
             elif call is not None:
                 made = Allocation(born=tick, died=None, bytes=size, module=call.module, op=call.name)
             elif region_at(moment) is not None:
-                made = Allocation(born=tick, died=None, bytes=size, op=COMPILED)
+                made = Allocation(born=tick, died=None, bytes=size, op=COMPILED_CODE)
                 unknown.append(made)
             else:
-                made = Allocation(born=tick, died=None, bytes=size, op=OUTSIDE, category=Category.OTHER,
+                made = Allocation(born=tick, died=None, bytes=size, op=OUTSIDE_OF_OPS, category=Category.OTHER,
                                   category_since=tick)
             alive[address] = made
             found.append(made)

@@ -32,7 +32,7 @@ MOST_WORK, MOST_VALUES = 2**33, 2**26
 """Multiplications of a product, and values in one of its factors or in its result, up to which it is tried: a fraction
 of a second, and 128 MiB in half precision."""
 
-FEW = 8
+TRIED_SAMPLES = 8
 """Samples of a convolution that is tried; for more, it is tried with half of them as well."""
 
 
@@ -181,24 +181,28 @@ def _convolution(args: Arguments, result: Any) -> int:
         fewer = [form._replace(shape=(count, *form.shape[1:])) for form in forms[:batched]]
         return _run_on_zeros(func, (*fewer, *forms[batched:]), threads)
 
-    if samples <= FEW:
+    if samples <= TRIED_SAMPLES:
         return tried(samples)
-    some = tried(FEW)
-    return some + (some - tried(FEW // 2)) * (samples - FEW) // (FEW - FEW // 2)
+    some = tried(TRIED_SAMPLES)
+    return some + (some - tried(TRIED_SAMPLES // 2)) * (samples - TRIED_SAMPLES) // (TRIED_SAMPLES - TRIED_SAMPLES // 2)
 
 
 def _dequantized(args: Arguments, result: Any) -> int:
     """Scratch of one piece of a weight: others follow in the same memory."""
-    from tightfit.backends.pytorch.techniques.adapters.quantization import BLOCK, DEQUANTIZE, PIECE  # who quantizes
+    from tightfit.backends.pytorch.techniques.adapters.quantization import (  # who quantizes
+        BLOCK,
+        DEQUANTIZE,
+        PIECE_SIZE,
+    )
 
     *parts, shape, dtype, again = args
     count, kind = math.prod(shape), "nf4" if len(parts) > 2 else "int8"
     blocks = -(-count // BLOCK[kind])
-    kept = min(blocks, PIECE // BLOCK[kind])
+    kept = min(blocks, PIECE_SIZE // BLOCK[kind])
     forms = [_Form((-(-part.shape[0] * kept // blocks),), (1,), part.dtype) for part in parts]
     if kind == "nf4":
         forms[-1] = _Form.of(parts[-1])
-    return _run_on_zeros(DEQUANTIZE[kind], (*forms, (min(count, PIECE),), dtype, again), torch.get_num_threads())
+    return _run_on_zeros(DEQUANTIZE[kind], (*forms, (min(count, PIECE_SIZE),), dtype, again), torch.get_num_threads())
 
 
 @functools.cache

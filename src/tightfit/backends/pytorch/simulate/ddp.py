@@ -13,7 +13,7 @@ from tightfit.backends.pytorch.simulate.tick_scale import widen_ticks
 from tightfit.techniques.parallel import BUCKET_BYTES
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Stream, Trace
 
-FIRST = 1 << 20
+FIRST_BUCKET_BYTES = 1 << 20
 """Bytes of the first bucket: torch's default. A gradient goes whole into one."""
 COPY, SUM = "DistributedDataParallel.copy", "DistributedDataParallel.all_reduce"
 
@@ -68,7 +68,7 @@ def buckets_of(trace: Trace, last: Span, gradients: Sequence[Allocation]) -> Ite
     ends = {op.module: op.tick for op in trace.ops
             if last.start <= op.tick < last.stop and op.phase is Phase.BACKWARD}
     moments = [(_moment(made.module, ends), number) for number, made in enumerate(gradients)]
-    bucket, limit = Bucket(), FIRST
+    bucket, limit = Bucket(), FIRST_BUCKET_BYTES
     for moment, number in sorted(moments):
         made = gradients[number]
         if bucket.gradients and bucket.gradients[0].dtype != made.dtype:

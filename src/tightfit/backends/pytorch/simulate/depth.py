@@ -13,7 +13,7 @@ from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
 from tightfit.recipe import Recipe
 
-NUMBERED = ("idx", "index", "layer_id", "layer_number")
+BLOCK_NUMBER_NAMES = ("idx", "index", "layer_id", "layer_number")
 """Names of a module's own number in the stack, in which alike blocks differ."""
 
 
@@ -140,7 +140,7 @@ def _signature(block: nn.Module) -> tuple[object, ...]:
         parts += [
             (key, value) for key, value in sorted(vars(module).items())
             if isinstance(value, bool | int | str | None) and not key.startswith("_")
-            and not any(word in key for word in NUMBERED)
+            and not any(word in key for word in BLOCK_NUMBER_NAMES)
         ]
         parts += [(key, value > 0) for key, value in sorted(vars(module).items()) if isinstance(value, float)]
     return tuple(parts)

@@ -14,8 +14,8 @@ from tightfit.backends.pytorch.simulate.tick_scale import widen_ticks
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
 
 TO_DEVICE, TO_HOST = "fully_shard.to_device", "fully_shard.to_host"
-THEIRS = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
-UPDATES = ("optimizer", "save", "resume")
+MODEL_STATES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
+UPDATE_SPANS = ("optimizer", "save", "resume")
 """Spans in which all work is done on parts."""
 
 
@@ -23,7 +23,7 @@ def with_parts_on_host(trace: Trace, item: int) -> Trace:
     """The trace of a step with weights, gradients and optimizer states on the device, with these in the host's memory,
     and with their copies. item: bytes of a weight, and of its gradient."""
     trace = widen_ticks(trace)
-    updates = [span for span in trace.spans if span.name in UPDATES]
+    updates = [span for span in trace.spans if span.name in UPDATE_SPANS]
     copies = list(_copies(trace, item))
     ops = sorted([*map(_where_it_runs, trace.ops), *copies], key=lambda op: op.tick)
     _wait(ops)
@@ -68,7 +68,7 @@ def _wait(ops: list[Op]) -> None:
 
 def _placed(trace: Trace, updates: list[Span]) -> Iterator[Allocation]:
     for made in trace.allocations:
-        there = made.category in THEIRS or any(span.start <= made.born < span.stop for span in updates)
+        there = made.category in MODEL_STATES or any(span.start <= made.born < span.stop for span in updates)
         yield replace(made, place=Place.HOST, pinned=made.category is not Category.OPTIMIZER) if there else made
 
 

@@ -53,7 +53,7 @@ with its like before it and a neighbour behind. Where that neighbour, as the las
 as the first (beside frozen weights the first block keeps no input), a group more is traced, up to DEEPER in all: at
 once where there are several stacks, for the first gradient of an encoder's output is not added to any."""
 
-WORTHWHILE = 2 * SHALLOW + 2
+FEWEST_GROUPS = 2 * SHALLOW + 2
 """From so many groups on, two shallow traces are quicker than a whole one."""
 
 
@@ -94,13 +94,13 @@ def _extend_depth(traced: Callable[..., Trace], whole: bool, reach: int) -> Trac
     if whole:
         return traced()
     start = SHALLOW + reach - 1
-    first = Shorten(start, WORTHWHILE, of_several=1)
+    first = Shorten(start, FEWEST_GROUPS, of_several=1)
     shallow = traced(first)
     if not first.stacks:
         return shallow
     for more in range(DEEPER):
         depth = first.keep + more + 1
-        deeper = traced(Shorten(depth, WORTHWHILE))
+        deeper = traced(Shorten(depth, FEWEST_GROUPS))
         for template in range(TEMPLATE, TEMPLATE + more + 1):
             stacks = [Stack(path=s.path, period=s.period, template=template, head=s.head, reach=reach)
                       for s in first.stacks]

@@ -26,9 +26,9 @@ from tightfit.backends.pytorch.errors import (
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.errors import ModelError, TightfitError
 
-VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-RULES = (UnsupportedOperatorException, UnsupportedFakeTensorException)
-OVERFLOW = re.compile(r"Storage size calculation overflowed with sizes=\[([\d, ]+)\]")
+VALUE_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
+NO_RULE = (UnsupportedOperatorException, UnsupportedFakeTensorException)
+SIZE_OVERFLOW = re.compile(r"Storage size calculation overflowed with sizes=\[([\d, ]+)\]")
 """torch's message for a tensor whose bytes are more than 64 bits count, also where its compiler wraps it."""
 
 
@@ -42,7 +42,7 @@ def explain_trace_failure(build: Build, tracker: Tracker) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         technique, name = build.recipe.compile, type(build.model).__name__
-        if (sizes := OVERFLOW.search(str(error))) is not None:
+        if (sizes := SIZE_OVERFLOW.search(str(error))) is not None:
             raise ModelError(f"seq_len: {name} makes a tensor of {sizes[1].replace(', ', ' x ')} numbers, more than "
                              "any machine can address; write a smaller seq_len or micro_batch_size, or a smaller "
                              "model") from error
@@ -52,7 +52,7 @@ def explain_trace_failure(build: Build, tracker: Tracker) -> Iterator[None]:
         if failure is not None and technique != "auto":
             raise ModelError(f"compile: {technique.name} cannot be planned for {name}: {failure}") from error
         place = tracker.place_of(error)
-        if place is None and not isinstance(error, VALUES + RULES) and not is_models_own(error, build.model):
+        if place is None and not isinstance(error, VALUE_ERRORS + NO_RULE) and not is_models_own(error, build.model):
             raise
         module, op = place or ("", "")
         module = module_of(error, build.model) or module
@@ -81,7 +81,7 @@ def _message(build: Build, module: str, op: str, error: BaseException) -> str:
         reason = f"{where} makes a result whose very shape hangs on values"
     elif isinstance(error, DataDependentOutputException):
         reason = f"{where} reads a value"
-    elif isinstance(error, RULES):
+    elif isinstance(error, NO_RULE):
         reason = f"{where} runs an op that torch has no shape rule for"
     else:
         reason = raised(error, module, op)

@@ -19,9 +19,9 @@ from tightfit.recipe import Recipe
 from tightfit.system import expanded, pinned_size
 from tightfit.trace import Category, Op, OpClass, Phase, Trace, UntracedMemory
 
-RECORDS = (Path("~/.cache/tightfit/context_bytes.json"), Path(__file__).with_name("context_bytes.json"))
+CONTEXT_RECORDS = (Path("~/.cache/tightfit/context_bytes.json"), Path(__file__).with_name("context_bytes.json"))
 """Contexts that were measured, by the GPU's name: this machine's own first, then those that come with the package."""
-SIZES, ORIGIN = ("step", "compiled"), ("date", "torch", "driver")
+SIZE_FIELDS, ORIGIN_FIELDS = ("step", "compiled"), ("date", "torch", "driver")
 """Fields of a record: bytes, and where and when they were measured."""
 
 WORKSPACE, WIDE_WORKSPACE = 8_519_680, 32 * MIB
@@ -35,8 +35,8 @@ LT_WORKSPACE = MIB
 BY_OTHERS = re.compile("attention|attn|conv|_grouped_mm|_scaled_mm")
 """Products that are not cuBLAS's, by their names."""
 
-MAIN = (Phase.FORWARD, Phase.EVALUATION, Phase.PREFILL, Phase.DECODE)
-AUTOGRAD = (Phase.BACKWARD, Phase.RECOMPUTE)
+MAIN_THREAD = (Phase.FORWARD, Phase.EVALUATION, Phase.PREFILL, Phase.DECODE)
+AUTOGRAD_THREAD = (Phase.BACKWARD, Phase.RECOMPUTE)
 """Phases that run in the main thread, and in the thread that autograd has for a CUDA device."""
 
 
@@ -69,12 +69,12 @@ def _context(recipe: Recipe, device: Device) -> Iterator[UntracedMemory]:
 def recorded_context(name: str, paths: tuple[Path, ...] | None = None) -> dict[str, Any] | None:
     """Record of `benchmarks/context_bytes.py` for the GPU of that name: bytes of context and kernels after a
     training `step` and after a `compiled` one, with `gpu` and ORIGIN; None where nothing is kept."""
-    for path in paths or RECORDS:
+    for path in paths or CONTEXT_RECORDS:
         try:
             kept = json.loads(expanded(path).read_text("utf-8"))
             for gpu, record in kept.items():
                 if _card(gpu) == _card(name) and min(int(record["step"]), int(record["compiled"])) > 0:
-                    return {"gpu": gpu, **{field: record[field] for field in (*SIZES, *ORIGIN)}}
+                    return {"gpu": gpu, **{field: record[field] for field in (*SIZE_FIELDS, *ORIGIN_FIELDS)}}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
     return None
@@ -95,7 +95,7 @@ def _workspaces(device: Device, trace: Trace) -> Iterator[UntracedMemory]:
     handles of its own (aten/src/ATen/cuda/CublasHandlePool.cpp). It is asked for behind the first product's result."""
     major, minor = device.capability or (0, 0)
     of_cublas = f"PyTorch's default for compute capability {major}.{minor}, kept from the first matrix product on"
-    for where, phases in (("the main thread", MAIN), ("autograd's thread", AUTOGRAD)):
+    for where, phases in (("the main thread", MAIN_THREAD), ("autograd's thread", AUTOGRAD_THREAD)):
         products = [op for op in trace.ops if op.phase in phases and op.op_class is OpClass.CONTRACTION
                     and not BY_OTHERS.search(op.name)]
         biased = [op for op in products if "addmm" in op.name]

@@ -21,10 +21,10 @@ from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span
 SUM, GATHER = "deepspeed.reduce_scatter", "deepspeed.all_gather"
 WEIGHTS, GRADIENTS = "deepspeed.weights", "deepspeed.gradients"
 TO_DEVICE, TO_HOST = "deepspeed.to_device", "deepspeed.to_host"
-UPDATES = ("optimizer", "resume")
+UPDATE_SPANS = ("optimizer", "resume")
 """Spans in which all work is done on parts."""
 NOTE = "parallel: DeepSpeed's work is declared, from its source, and not traced: stage {stage} over a trace of {base}"
-DRIVE = "parallel.offload: times have what waits on the drive come and go at the speed of the host's link"
+DRIVE_NOTE = "parallel.offload: times have what waits on the drive come and go at the speed of the host's link"
 
 
 def with_zero(trace: Trace, technique: Zero, offloads: bool) -> Trace:
@@ -64,7 +64,7 @@ def _on_a_drive(trace: Trace) -> Trace:
              if made.place is Place.HOST and made.category in (Category.WEIGHTS, Category.OPTIMIZER) else made
              for made in trace.allocations]
     summed = [replace(made, place=Place.DRIVE) for made in moved if made.place is Place.HOST and made.op == GRADIENTS]
-    return replace(trace, allocations=[*moved, *summed], notes=[*trace.notes, DRIVE])
+    return replace(trace, allocations=[*moved, *summed], notes=[*trace.notes, DRIVE_NOTE])
 
 
 def _divided(trace: Trace, technique: Zero, update: Span, part: int, offloads: bool) -> Trace:
@@ -86,7 +86,7 @@ def _divided(trace: Trace, technique: Zero, update: Span, part: int, offloads: b
 
 def _share_of(made: Allocation, technique: Zero, trace: Trace, offloads: bool) -> Allocation:
     divided = made.category is Category.OPTIMIZER or (made.category is Category.GRADIENTS and technique.stage == 2)
-    divided |= any(span.name in UPDATES and span.start <= made.born < span.stop for span in trace.spans)
+    divided |= any(span.name in UPDATE_SPANS and span.start <= made.born < span.stop for span in trace.spans)
     if not divided:
         return made
     place = Place.HOST if offloads else made.place

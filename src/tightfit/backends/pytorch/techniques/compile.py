@@ -14,7 +14,7 @@ from tightfit.backends.pytorch.techniques.checkpointing.recomputation import com
 from tightfit.errors import OutOfMemory
 from tightfit.techniques.compile import PerBlock, WholeModel
 
-VARIANTS = 64
+RECOMPILE_LIMIT = 64
 """Compiled variants of a function that are kept. Torch's own 8 are soon used up where all blocks of a model share one
 function (first and later ones, of two stacks, in training and in evaluation, with a smaller last micro-batch), and what
 comes after them runs op by op, in silence."""
@@ -51,7 +51,7 @@ def _compiling() -> Iterator[None]:
     import torch._dynamo.config  # the compiler takes seconds to import
 
     try:
-        with torch._dynamo.config.patch(recompile_limit=VARIANTS):
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
             yield
     except OutOfMemory:
         torch._dynamo.reset()

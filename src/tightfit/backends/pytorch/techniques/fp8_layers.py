@@ -18,11 +18,11 @@ from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
 from torchao.float8.float8_training_tensor import ScaledMMConfig
 from transformers.pytorch_utils import Conv1D
 
-MULTIPLE = 16
+ROW_MULTIPLE = 16
 """Numbers in 16 bytes: what tensor cores read fp8 rows by."""
-PRODUCTS = LinearMMConfig()
+MATMUL_CONFIG = LinearMMConfig()
 """Sums of the forward product may be kept in fewer bits than fp32, those of gradients not."""
-EMULATED = LinearMMConfig(*[ScaledMMConfig(emulate=True)] * 3)
+EMULATED_CONFIG = LinearMMConfig(*[ScaledMMConfig(emulate=True)] * 3)
 """Products of the same fp8 numbers in fp32."""
 
 
@@ -56,7 +56,7 @@ def convert(stacks: Sequence[Iterable[nn.Module]], scaling: str, *, emulated: bo
     convert_to_float8_training(nn.Identity())  # for its workaround of a Triton miscompile (triton issue 11111)
     config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulated)
     layers = {layer for blocks in stacks for block in blocks for layer in block.modules() if type(layer) in CLASSES}
-    fitting = [layer for layer in layers if not any(side % MULTIPLE for side in _sides(layer))]
+    fitting = [layer for layer in layers if not any(side % ROW_MULTIPLE for side in _sides(layer))]
     for layer in fitting:
         layer.__class__ = CLASSES[type(layer)]
         layer.fp8 = config
@@ -75,11 +75,11 @@ def _multiply(values: Tensor, weight: Tensor, bias: Tensor | None, config: Float
         dtype = torch.get_autocast_dtype(kind)
     rows = values.to(dtype).reshape(-1, values.shape[-1])
     count = rows.shape[0]
-    missing = -count % MULTIPLE if count else MULTIPLE
+    missing = -count % ROW_MULTIPLE if count else ROW_MULTIPLE
     if missing:  # the weight's gradient is a product over rows
         rows = F.pad(rows, (0, 0, 0, missing))
     with torch.autocast(kind, enabled=False):  # which would cast fp32 weights before fp8's own cast does
-        products = EMULATED if config.emulate else PRODUCTS
+        products = EMULATED_CONFIG if config.emulate else MATMUL_CONFIG
         result: Tensor = matmul_with_hp_or_float8_args.apply(rows, weight, products, config)
     if missing:
         result = result[:count]

@@ -54,7 +54,7 @@ class _GlobalBatches(Dataset[_Made]):
             return _Made(error)
 
 
-FILES = 3
+FILES_OF_WORKER = 3
 """Pipes, of two files each, that a worker takes while it is started, and that all of them share."""
 
 
@@ -79,7 +79,7 @@ def _require_pipes(workers: int) -> None:
     again as it is taken down."""
     pipes: list[int] = []
     try:
-        for _ in range(FILES * (workers + 1) if workers else 0):
+        for _ in range(FILES_OF_WORKER * (workers + 1) if workers else 0):
             pipes += os.pipe()
     except OSError as error:
         raise Refused(f"loading.workers: {counted(workers, 'worker')} cannot be started: {error.strerror}; "

@@ -23,7 +23,7 @@ from tightfit.backends.pytorch.world import TorchWorld, not_started
 from tightfit.errors import ModelError
 from tightfit.techniques.parallel import Ddp, Fsdp, Zero
 
-UNFINISHED = "Expected to have finished reduction in the prior iteration"
+UNFINISHED_REDUCTION = "Expected to have finished reduction in the prior iteration"
 """Part of what DistributedDataParallel says in the step after one in which gradients were missing."""
 
 
@@ -51,7 +51,7 @@ def ddp(technique: Ddp, build: Build) -> Build:
         try:
             return whole_loss(batch, check)
         except RuntimeError as error:
-            if UNFINISHED not in str(error):
+            if UNFINISHED_REDUCTION not in str(error):
                 raise
             raise ModelError(f"parallel: ddp waits for the gradient of every parameter, and some of "
                              f"{type(build.model).__name__} have no part in the loss; write parallel=fsdp, or set "

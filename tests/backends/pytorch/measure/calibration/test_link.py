@@ -77,7 +77,7 @@ def test_what_runs_beside_is_asked_for_until_it_outlasts():
 
 def test_the_work_itself_runs_on_a_processor(monkeypatch):
     monkeypatch.setattr(measuring, "COPIED_BYTES", 1 << 12)
-    monkeypatch.setattr(measuring, "ROUND", 1e-4)
+    monkeypatch.setattr(measuring, "ROUND_SECONDS", 1e-4)
     found = measure_link(torch.device("cpu"))
 
     assert found is not None

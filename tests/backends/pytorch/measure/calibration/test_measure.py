@@ -22,7 +22,7 @@ def quick(monkeypatch):
     for name, value in {"MATMUL_SIZES": SIZES, "BATCH_SIZES": SIZES, "RESULT_BYTES": (1 << 10, 1 << 14),
                         "LENGTHS": (8, 32), "HEADS": (8, 16), "ATTENTION_ELEMENTS": 1 << 10}.items():
         monkeypatch.setattr(measuring, name, {"cpu": value})
-    monkeypatch.setattr(timing, "ROUND", {"cpu": 1e-5})
+    monkeypatch.setattr(timing, "ROUND_SECONDS", {"cpu": 1e-5})
     monkeypatch.setattr(timing, "STEPS", 12)
 
 
@@ -65,7 +65,7 @@ def test_every_family_has_a_case():
 
 
 def test_a_call_that_would_take_too_long_is_not_made(quick, monkeypatch):
-    monkeypatch.setattr(measuring, "LONGEST", {"cpu": 0.0})
+    monkeypatch.setattr(measuring, "LONGEST_CALL", {"cpu": 0.0})
     made = []
 
     def layouts(device, dtype, batch, m, n, k):

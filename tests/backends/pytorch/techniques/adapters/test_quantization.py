@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from tightfit.backends.pytorch.techniques.adapters.layers import FrozenConv1D, FrozenLinear, full_weight, quantize
-from tightfit.backends.pytorch.techniques.adapters.quantization import DEQUANTIZE, PIECE, QUANTIZE, nf4_values
+from tightfit.backends.pytorch.techniques.adapters.quantization import DEQUANTIZE, PIECE_SIZE, QUANTIZE, nf4_values
 
 CPU = torch.device("cpu")
 # Table of the QLoRA paper's appendix E.
@@ -21,7 +21,7 @@ def test_nf4s_values_are_the_papers():
     assert nf4_values() == pytest.approx(PUBLISHED, abs=5e-7)
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (7, 9), (3, PIECE // 2 + 5)])
+@pytest.mark.parametrize("shape", [(64, 64), (7, 9), (3, PIECE_SIZE // 2 + 5)])
 @pytest.mark.parametrize("kind", QUANTIZE)
 def test_a_weight_comes_back_within_half_a_step_of_its_block(kind, shape):
     torch.manual_seed(0)

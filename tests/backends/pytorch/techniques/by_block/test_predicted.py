@@ -123,7 +123,7 @@ def test_casts_of_weights_do_not_wait_in_host_memory():
 ], ids=["host", "everything", "all of lora", "resident", "sweeps", "many sweeps", "all", "shares", "nf4",
         "shares of lora"])
 def test_few_blocks_tell_of_the_rest(fields, monkeypatch):
-    monkeypatch.setattr(prediction, "WORTHWHILE", WORTHWHILE)
+    monkeypatch.setattr(prediction, "FEWEST_GROUPS", WORTHWHILE)
     recipe, depths = recipe_of(BLOCKS, **fields), []
     whole, traced = predict(recipe, A100, whole=True), prediction._traced
 

@@ -131,7 +131,7 @@ SCENARIOS: dict[str, Callable[[], object]] = {
 
 @pytest.fixture(autouse=True)
 def few_tensors_are_worth_a_copy(monkeypatch):
-    monkeypatch.setattr(activations, "SMALLEST", SMALLEST)
+    monkeypatch.setattr(activations, "SMALLEST_COPY", SMALLEST)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)

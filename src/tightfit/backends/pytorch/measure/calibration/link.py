@@ -20,7 +20,7 @@ from tightfit.trace import COPIES, Stream
 
 COPIED_BYTES = 1 << 28
 """Bytes of one copy: about those of a large model's block."""
-ROUND, ROUNDS = 0.1, 3
+ROUND_SECONDS, ROUNDS = 0.1, 3
 """Seconds of a round, at least one piece of work; and rounds, of which the fastest counts."""
 ATTEMPTS = 5
 """Attempts, each with twice as much beside the measured work, until that outlasts it."""
@@ -61,7 +61,7 @@ def link_of(
 def seconds_beside(work: Work, beside: Work | None = None, *, clock: Callable[[], float]) -> float:
     """The least seconds of a piece of work, in a row of them, while what is `beside` it goes on."""
     once, other_once = _alone(work, clock), _alone(beside, clock) if beside is not None else 1.0
-    count = max(round(ROUND / once), 1)
+    count = max(round(ROUND_SECONDS / once), 1)
     best = float("inf")
     for _ in range(ROUNDS):
         for attempt in range(ATTEMPTS):

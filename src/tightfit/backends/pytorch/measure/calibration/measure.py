@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from tightfit.backends.pytorch.measure.calibration.link import measure_link
 from tightfit.backends.pytorch.measure.calibration.timing import Call, host_seconds, ops_of, seconds
 from tightfit.backends.pytorch.techniques.precision import fp32_products
-from tightfit.calibration import BATCH, Calibration, Curve, Grid, Progress, processor, torch_version
+from tightfit.calibration import MATMULS_IN_OP, Calibration, Curve, Grid, Progress, processor, torch_version
 from tightfit.devices import TENSOR_CORES, listed_device
 
 MATMUL_SIZES = {"cpu": (16, 64, 256, 1024), "cuda": (64, 256, 1024, 4096, 16384)}
@@ -36,18 +36,18 @@ RESULT_BYTES = {
 }
 """Sizes of an op's argument. On the CPU the last two lie on either side of glibc's largest threshold for fresh pages.
 """
-COPIES = 8
+ARGUMENT_SETS = 8
 """An op is called on so many arguments in turn, and so many results are kept, as a step's caches find them."""
 LENGTHS = {"cpu": (64, 256, 1024), "cuda": (256, 1024, 4096)}
 HEADS = {"cpu": (32, 128), "cuda": (64, 128)}
 ATTENTION_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 25}
-LONGEST = {"cpu": 0.03, "cuda": 0.05}
+LONGEST_CALL = {"cpu": 0.03, "cuda": 0.05}
 """Seconds: a call that would take longer is not made; its neighbour's speed is taken."""
 
 Case = Callable[[Tensor, Tensor], Call]
 """Makes a call from two vectors of as many elements each, none below 0."""
 
-ROW = 512
+ROW_FEATURES = 512
 """Features of a row, for ops over rows."""
 PARTS = 16
 """Tensors in a list, for multi-tensor ops."""
@@ -57,7 +57,7 @@ PARTS = 16
 
 
 def _rows(x: Tensor) -> Tensor:
-    return x.view(-1, min(ROW, x.numel()))
+    return x.view(-1, min(ROW_FEATURES, x.numel()))
 
 
 def _layer_norm(x: Tensor, y: Tensor) -> Call:
@@ -147,7 +147,7 @@ def _arithmetic(device: torch.device, report: Progress) -> dict[str, Any]:
         report(f"matmuls in {name}", 0.3 * number / len(dtypes))
         with fp32_products(name == "tf32"):
             matmuls[name] = _matmuls(device, dtype, MATMUL_SIZES[device.type], 1)
-            batched_matmuls[name] = _matmuls(device, dtype, BATCH_SIZES[device.type], BATCH)
+            batched_matmuls[name] = _matmuls(device, dtype, BATCH_SIZES[device.type], MATMULS_IN_OP)
         if name != "tf32":
             report(f"attention in {name}", 0.3 * (number + 0.5) / len(dtypes))
             for key, curve in _attention(device, dtype).items():
@@ -172,7 +172,7 @@ def _matmuls(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], b
         m, n, k = (sizes[p] for p in places)
         flops = 3 * 2 * batch * m * n * k
         smaller = [rates[tuple(p - (at == i) for i, p in enumerate(places))] for at in range(3) if places[at]]
-        if smaller and flops / min(smaller) > LONGEST[device.type]:
+        if smaller and flops / min(smaller) > LONGEST_CALL[device.type]:
             rates[places] = statistics.geometric_mean(smaller)
         else:
             rates[places] = flops / seconds(_three_layouts(device, dtype, batch, m, n, k), device)
@@ -202,7 +202,7 @@ def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, Curve]:
         for length in LENGTHS[device.type]:
             for direction, call in _attention_calls(device, dtype, length, head).items():
                 flops, known = sum(op.flops for op in ops_of(call)), rates[direction]
-                if known and flops / min(known.values()) > LONGEST[device.type]:
+                if known and flops / min(known.values()) > LONGEST_CALL[device.type]:
                     break
                 known[length] = flops / seconds(call, device, graph=direction == "forward")
         for direction, known in rates.items():
@@ -250,10 +250,10 @@ def _memory(device: torch.device, case: Case, x: Tensor, y: Tensor) -> Curve:
     """Seconds of an op by the bytes it moves."""
     points: dict[float, float] = {}
     for size in RESULT_BYTES[device.type]:
-        if points and max(points.values()) / max(points) * size > LONGEST[device.type]:
+        if points and max(points.values()) / max(points) * size > LONGEST_CALL[device.type]:
             break
         count = size // x.element_size()
-        copies = min(COPIES, x.numel() // count)
+        copies = min(ARGUMENT_SETS, x.numel() // count)
         calls = [case(x[i * count : (i + 1) * count], y[i * count : (i + 1) * count]) for i in range(copies)]
         moved = sum(op.bytes_read + op.bytes_written for op in ops_of(calls[0]))
         taken = seconds(_in_turn(calls), device)

@@ -22,10 +22,10 @@ from tightfit.trace import Op, Phase
 
 Call = Callable[[], Any]
 
-ROUND, ROUNDS = {"cpu": 1e-3, "cuda": 2e-3}, 5
-"""Seconds of a round, at least one call; and rounds, `FEW` of those that take longer."""
-FEW = 2
-GRAPHED = 50
+ROUND_SECONDS, ROUNDS = {"cpu": 1e-3, "cuda": 2e-3}, 5
+"""Seconds of a round, at least one call; and rounds, `FEW_ROUNDS` of those that take longer."""
+FEW_ROUNDS = 2
+CALLS_IN_GRAPH = 50
 """Calls in one CUDA graph, at most."""
 
 
@@ -36,11 +36,11 @@ def seconds(call: Call, device: torch.device, *, graph: bool = True) -> float:
     """
     call()
     once = _time(call, 1, device)
-    count = max(min(round(ROUND[device.type] / max(once, 1e-7)), 1000), 1)
+    count = max(min(round(ROUND_SECONDS[device.type] / max(once, 1e-7)), 1000), 1)
     if device.type == "cuda" and graph:
         with suppress(RuntimeError):  # what cannot be captured is timed with the host's part
-            return _graphed(call, min(count, GRAPHED), device)
-    rounds = ROUNDS if once < ROUND[device.type] else FEW
+            return _graphed(call, min(count, CALLS_IN_GRAPH), device)
+    rounds = ROUNDS if once < ROUND_SECONDS[device.type] else FEW_ROUNDS
     return min(_time(call, count, device) for _ in range(rounds)) / count
 
 

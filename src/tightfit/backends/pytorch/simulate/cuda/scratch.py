@@ -23,7 +23,7 @@ Arguments = Sequence[Any]
 Formula = Callable[[Arguments, Any], int]
 """Bytes by the op's arguments and its result."""
 
-FLOAT, INDEX = 4, 8
+FLOAT_BYTES, INDEX_BYTES = 4, 8
 """Bytes of a number in fp32, and of an index."""
 FEW_INDICES = 3072
 """Up to so many indices, an embedding's gradient takes no sorting."""
@@ -97,7 +97,7 @@ def _column_sums(args: Arguments, result: Any) -> int:
     if rows < 1024 or blocks > wanted:
         return 0
     shared = max(min(-(-wanted // blocks), -(-rows // 64)), -(-rows // 1024))
-    return FLOAT * (columns * 128 * shared + blocks)
+    return FLOAT_BYTES * (columns * 128 * shared + blocks)
 
 
 def _embedding_backward(args: Arguments, result: Any) -> int:
@@ -107,7 +107,7 @@ def _embedding_backward(args: Arguments, result: Any) -> int:
     if count <= FEW_INDICES:
         return _copied(gradient)
     partials = count // 10 + min(count, rows)
-    return int(partials * gradient.shape[-1] * FLOAT + 5 * count * INDEX + _copied(gradient))
+    return int(partials * gradient.shape[-1] * FLOAT_BYTES + 5 * count * INDEX_BYTES + _copied(gradient))
 
 
 def _attention_backward(grouped: bool, args: Arguments, result: Any) -> int:
@@ -115,7 +115,7 @@ def _attention_backward(grouped: bool, args: Arguments, result: Any) -> int:
     `grouped`, the keys' and values' gradients for every head (flash_attn/flash_api.cpp, mha_bwd; attention_backward.cu;
     cuDNN's frontend). Queries are (B, H, T, D), or (T, H, D) of packed documents."""
     gradient, query, key = args[:3]
-    gathered = int(query.numel() + query.shape[:-1].numel()) * FLOAT
+    gathered = int(query.numel() + query.shape[:-1].numel()) * FLOAT_BYTES
     heads = -2 if query.dim() == 3 else 1
     shared = query.shape[heads] // key.shape[heads] if grouped else 1
     expanded = 2 * _whole(key) * shared if shared > 1 else 0

@@ -23,11 +23,11 @@ from tightfit.errors import ModelError
 Kernel = Literal["flash", "efficient", "cudnn", "math"]
 Version = tuple[int, int]
 
-ORDER: tuple[Kernel, ...] = ("flash", "efficient", "math", "cudnn")
+KERNEL_ORDER: tuple[Kernel, ...] = ("flash", "efficient", "math", "cudnn")
 CUDNN_FIRST: tuple[Kernel, ...] = ("cudnn", "flash", "efficient", "math")
 CUDNN_FIRST_MAJORS = (9, 10)
 """Compute capabilities (the major part) on which cuDNN from 9.15.1 on comes first: Hopper, and Blackwell servers."""
-NEWEST = (12, 1)
+NEWEST_CAPABILITY = (12, 1)
 """The newest capability that the fused kernels are offered for."""
 
 
@@ -106,7 +106,7 @@ def choose(call: Call, device: Device, allowed: Iterable[Kernel], version: Versi
 
 def priority(device: Device) -> tuple[Kernel, ...]:
     """The order in which kernels are tried."""
-    return CUDNN_FIRST if _capability(device)[0] in CUDNN_FIRST_MAJORS else ORDER
+    return CUDNN_FIRST if _capability(device)[0] in CUDNN_FIRST_MAJORS else KERNEL_ORDER
 
 
 def obstacles(kernel: Kernel, call: Call, device: Device, version: Version) -> list[str]:
@@ -122,12 +122,12 @@ def obstacles(kernel: Kernel, call: Call, device: Device, version: Version) -> l
 def _flash_obstacles(call: Call, capability: tuple[int, int], version: Version) -> list[str]:
     size = call.query[-1]
     # The backward pass of these heads does not fit the smaller shared memory of these GPUs.
-    small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= NEWEST
+    small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= NEWEST_CAPABILITY
     return _holding({
         "a mask": call.mask is not None,
         "heads of query, key and value differ in size": len({call.query[-1], call.key[-1], call.value[-1]}) > 1,
         "a head larger than 256": size > 256,
-        "a GPU before compute capability 8.0": not (8, 0) <= capability <= NEWEST,
+        "a GPU before compute capability 8.0": not (8, 0) <= capability <= NEWEST_CAPABILITY,
         "training heads of 193 to 224, or larger with dropout, on a GPU with little shared memory":
             call.learns and small and (192 < size <= 224 or (size > 224 and call.dropout > 0)),
         "causal over keys of another length": call.causal and call.query[2] != call.key[2],
@@ -142,7 +142,7 @@ def _efficient_obstacles(call: Call, capability: tuple[int, int], version: Versi
     unit = _gemm_alignment(call.dtypes[0], capability)
     sizes = (call.query[-1], call.value[-1])
     return _holding({
-        "a GPU before compute capability 5.0": not (5, 0) <= capability <= NEWEST,
+        "a GPU before compute capability 5.0": not (5, 0) <= capability <= NEWEST_CAPABILITY,
         "heads of query and key differ in size": call.query[-1] != call.key[-1],
         f"a head that is no multiple of {unit}": any(size % unit or not size for size in sizes),
         "a format this GPU's kernel has not": not _all_in(call, formats),
@@ -159,7 +159,7 @@ def _cudnn_obstacles(call: Call, capability: tuple[int, int], version: Version) 
     elif capability[0] == 10 and (query, value) == (192, 128):
         limit = 192
     return _holding({
-        "a GPU before compute capability 8.0": not (8, 0) <= capability <= NEWEST,
+        "a GPU before compute capability 8.0": not (8, 0) <= capability <= NEWEST_CAPABILITY,
         "not half precision throughout": not _all_in(call, HALF),
         "a mask that learns": call.mask_learns,
         "a mask that does not fit": call.mask is not None and not _mask_fits(call),

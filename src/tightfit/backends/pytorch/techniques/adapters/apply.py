@@ -27,7 +27,7 @@ from tightfit.techniques.trainable import Layers, LowRank, Trainable
 
 EXPERTS_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """Names of layers that peft 0.21 takes for the experts' own, as they were called once, in many a mixture of experts."""
-NOTED = 0.05
+NOTED_SHARE = 0.05
 """Share of the blocks' weights outside of linear layers from which a note says that they are not quantized."""
 
 
@@ -45,7 +45,7 @@ def apply_base(technique: Base, build: Build) -> Build:
                     quantize(found, technique.name, build.torch_device, device)
         left = sum(p.numel() for block in _blocks(build) for p in block.parameters())
         whole = left + sum(layer.quantized_weights for block in _blocks(build) for _, layer in frozen_layers(block))
-        if left > NOTED * whole:
+        if left > NOTED_SHARE * whole:
             notes = (*notes, f"base: {left / whole:.0%} of the blocks' weights are in no linear layer, and are held in "
                      f"{technique.format(build.recipe)}")
     with torch.no_grad():

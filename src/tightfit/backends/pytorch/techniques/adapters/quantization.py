@@ -5,7 +5,7 @@ times a scale for each 64 weights; the scales less their mean in 8 bits, with an
 integers from -127 to 127, times an fp32 scale for each 256 weights.
 
 Each of the four is one op, so that a trace sees its bytes and a compiler leaves it whole. On CUDA dequantization is
-compiled to one kernel where Triton is there; elsewhere it goes through the weights in pieces of `PIECE`.
+compiled to one kernel where Triton is there; elsewhere it goes through the weights in pieces of `PIECE_SIZE`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLOCK = {"nf4": 64, "int8": 256}
 """Weights that share a scale."""
 SCALES = 256
 """Scales of nf4 that share one of their own."""
-PIECE = 1 << 20
+PIECE_SIZE = 1 << 20
 """Weights that are worked on at a time, where that is not compiled."""
 OFFSET = (1 - 1 / 30 + 1 - 1 / 32) / 2
 """The largest probability whose quantile is a value of nf4, as the paper's code has it."""
@@ -40,8 +40,8 @@ def nf4_values() -> tuple[float, ...]:
 
 
 def _pieces(count: int, block: int) -> Iterator[slice]:
-    """Slices of so many weights, each of whole blocks and no more than `PIECE`."""
-    step = max(PIECE // block, 1) * block
+    """Slices of so many weights, each of whole blocks and no more than `PIECE_SIZE`."""
+    step = max(PIECE_SIZE // block, 1) * block
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 

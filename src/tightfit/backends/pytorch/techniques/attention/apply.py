@@ -19,7 +19,7 @@ from tightfit.errors import Refused, install_command
 from tightfit.model_facts import attention_dropout
 from tightfit.techniques.attention import Eager, FlashAttn, Flex, Sdpa
 
-KERNELS = {
+SDP_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -60,7 +60,7 @@ def sdpa(technique: Sdpa, build: Build) -> Build:
         raise Refused(f"attention.kernel: the CPU's flash kernel has no dropout; write model_overrides.{dropout}=0 or "
                       "attention.kernel=auto")
     ours = _ours(SDPA, build, *_dense_note(technique, build))
-    return replace(ours, settings=(*ours.settings, partial(sdpa_kernel, [KERNELS[technique.kernel]])))
+    return replace(ours, settings=(*ours.settings, partial(sdpa_kernel, [SDP_BACKENDS[technique.kernel]])))
 
 
 def _dropout(build: Build) -> str | None:

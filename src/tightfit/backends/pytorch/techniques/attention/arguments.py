@@ -39,7 +39,7 @@ OWN_PATTERN = re.compile(r"Longformer|BlockSparse|(?:Mra|Nystromformer)\w*Attent
 TAKES_THE_MEAN = re.compile(r"attention_mask\.sum\(")
 WINDOWS = re.compile(r"create_\w*sliding_window\w*_mask\(")
 RELATIVE = re.compile(r"relative_attention_bias|rotary")
-RESTART = "write data.packing=false"
+UNPACKED = "write data.packing=false"
 
 
 def attention_style(model: nn.Module) -> Style:
@@ -109,7 +109,7 @@ def mask_arguments(model: nn.Module, way: Way, causal: bool) -> Arguments:
 
     def complete(batch: TensorBatch) -> dict[str, Any]:
         if batch.mask == "packed" and obstacle:
-            raise ModelError(f"data.packing: {type(model).__name__} {obstacle}; {RESTART}")
+            raise ModelError(f"data.packing: {type(model).__name__} {obstacle}; {UNPACKED}")
         if batch.mask == "padded" and not masked and not causal:
             raise ModelError(f"model: {type(model).__name__} takes no attention_mask, so that it would read padding; "
                              "give it sequences of one length")
@@ -201,7 +201,7 @@ def position_arguments(model: nn.Module) -> Callable[[TensorBatch], dict[str, Te
             return {"position_ids": given + offset} if offset else {}
         if batch.mask == "packed" and not relative:
             raise ModelError(f"data.packing: {type(model).__name__} takes no position_ids, so that its positions "
-                             f"cannot restart in each document; {RESTART}")
+                             f"cannot restart in each document; {UNPACKED}")
         return {"position_ids": None}
 
     return positions

@@ -44,7 +44,7 @@ SDPA = "tightfit_sdpa"
 FLEX = "tightfit_flex"
 FLEX_FEATURES = 16
 """Features of a head below which Inductor compiles no FlexAttention (torch/_inductor/kernel/flex)."""
-BLOCK = 128
+FLEX_BLOCK = 128
 """Positions on each side of a FlexAttention block."""
 
 
@@ -153,12 +153,12 @@ def flex_attention(
 
 FUNCTIONS: dict[str, AttentionFunction] = {EAGER: eager_attention, SDPA: sdpa_attention, FLEX: flex_attention}
 
-UNSERVED = ("softcap", "s_aux", "position_bias", "indices", "block_indices", "dropout")
+UNSERVED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "indices", "block_indices", "dropout")
 """Arguments that change the result: a function that gets one it does not name must refuse."""
 
 
 def _refuse(name: str, kwargs: dict[str, Any]) -> None:
-    for argument in UNSERVED:
+    for argument in UNSERVED_ARGUMENTS:
         if kwargs.get(argument) is not None:
             instead = "write attention=auto" if name == "eager" else "write attention=eager"
             raise ModelError(f"attention: {name!r} cannot serve this model's {argument}; {instead}")
@@ -221,11 +221,11 @@ def create_blocks(allowed: Callable[..., Tensor], rows: int | None, length: int,
 
 def _planned_blocks(allowed: Callable[..., Tensor], rows: int, length: int, device: torch.device) -> Any:
     """A BlockMask of that size, with nothing in it, for fake tensors that stand for CUDA ones."""
-    count = -(-length // BLOCK)
+    count = -(-length // FLEX_BLOCK)
     numbers = [torch.zeros((rows, 1, count), dtype=torch.int32, device=device) for _ in range(2)]
     indices = [torch.zeros((rows, 1, count, count), dtype=torch.int32, device=device) for _ in range(2)]
     return flex.BlockMask.from_kv_blocks(
-        numbers[0], indices[0], numbers[1], indices[1], BLOCK, allowed, seq_lengths=(length, length)
+        numbers[0], indices[0], numbers[1], indices[1], FLEX_BLOCK, allowed, seq_lengths=(length, length)
     )
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from tightfit.backends.pytorch.techniques.by_block.transfers import Copy, Transfers, active_watch
 from tightfit.trace import Category
 
-SMALLEST = 1 << 20
+SMALLEST_COPY = 1 << 20
 """Bytes of a tensor that is worth a copy."""
 
 
@@ -108,7 +108,7 @@ class HostActivations:
     def _pack(
         self, number: int, module: nn.Module, stay: set[int], kept: dict[tuple[Any, ...], _Offloaded], tensor: Tensor
     ) -> Tensor | _Offloaded | _WeightCast:
-        small = tensor.numel() * tensor.element_size() < SMALLEST
+        small = tensor.numel() * tensor.element_size() < SMALLEST_COPY
         elsewhere = tensor.device.type != self._transfers.device.type
         if small or elsewhere or _storage_id(tensor) in stay or not _is_dense(tensor):
             return tensor

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from tightfit.backends.pytorch.replaced import replaced
 from tightfit.backends.pytorch.techniques.by_block.activations import HostActivations
-from tightfit.backends.pytorch.techniques.by_block.parts import INSTEAD, Parts
+from tightfit.backends.pytorch.techniques.by_block.parts import WITHOUT_BLOCKS, Parts
 from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, working_on
 from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss
 from tightfit.errors import ModelError
@@ -98,7 +98,7 @@ class BlockCalls:
         if torch._C._current_autograd_node() is not None:
             raise ModelError("accumulation: the model calls its blocks again in the backward pass, as checkpointing of "
                              "its own does; leave that to the recipe, checkpointing=every-block, or write "
-                             + INSTEAD)
+                             + WITHOUT_BLOCKS)
         if self.activations is not None:
             call = partial(self.activations.run, number, call)
         return self._caller(number, call, args, kwargs)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tightfit.backends.pytorch.padding import model_end
 from tightfit.backends.pytorch.techniques.adapters.layers import FrozenLayer, quantized_parts
 
-INSTEAD = "accumulation=loop update=after-backward offload=none"
+WITHOUT_BLOCKS = "accumulation=loop update=after-backward offload=none"
 """Settings that train a model whose blocks cannot run one after the other."""
 
 

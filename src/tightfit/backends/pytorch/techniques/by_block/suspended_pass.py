@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
-from tightfit.backends.pytorch.techniques.by_block.parts import INSTEAD
+from tightfit.backends.pytorch.techniques.by_block.parts import WITHOUT_BLOCKS
 from tightfit.errors import ModelError
 
-OUTSIDE = -1
+OUTSIDE_OF_BLOCKS = -1
 """Number of what depends on no block's output."""
 
 
@@ -118,7 +118,7 @@ class SuspendedPass:
         if made not in self._outputs and torch.is_grad_enabled() and self._learns(number):
             raise ModelError(f"accumulation: block {number + 1} returns {type(output).__name__}, in which no tensor "
                              "that learns is found, and by-block works between the blocks; return tensors, tuples or "
-                             f"dictionaries of them, or write {INSTEAD}")
+                             f"dictionaries of them, or write {WITHOUT_BLOCKS}")
         return output
 
     def learns_from(self, call: int) -> bool:
@@ -133,7 +133,7 @@ class SuspendedPass:
 
     def backward_outside(self) -> None:
         """Run the backward pass of what comes before the blocks; call it last."""
-        self._backward_between(OUTSIDE)
+        self._backward_between(OUTSIDE_OF_BLOCKS)
 
     def _run(self, forward: Callable[[], Tensor]) -> None:
         self.loss = forward()
@@ -168,7 +168,7 @@ class SuspendedPass:
 
     def _deepest(self, edge: GradientEdge) -> int:
         """The last block's call that a tensor depends on."""
-        found = OUTSIDE
+        found = OUTSIDE_OF_BLOCKS
         seen: set[Node] = set()
         nodes: list[Node | None] = [edge.node]
         while nodes:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
-from tightfit.backends.pytorch.techniques.by_block.parts import INSTEAD
+from tightfit.backends.pytorch.techniques.by_block.parts import WITHOUT_BLOCKS
 from tightfit.backends.pytorch.techniques.by_block.suspended_pass import SuspendedPass
 from tightfit.errors import ModelError
 from tightfit.trace import Phase
@@ -47,7 +47,7 @@ class ByBlock:
                     raise
                 raise ModelError("accumulation: the model uses one tensor from outside of its blocks in several "
                                  "places, such as the embeddings' output again at its end, and by-block runs what "
-                                 f"made it backward once; write {INSTEAD}") from None
+                                 f"made it backward once; write {WITHOUT_BLOCKS}") from None
         total = losses[0]
         for loss in losses[1:]:
             total = total + loss
@@ -92,7 +92,7 @@ class _Sweep:
             block = waiting[0]
             if {*waiting} != {block} or len(waiting) < len(self._members):
                 raise ModelError("accumulation: the micro-batches call the model's blocks in different orders, and "
-                                 f"cannot go through them together; write {INSTEAD}")
+                                 f"cannot go through them together; write {WITHOUT_BLOCKS}")
             self._order.append(block)
             self._blocks.begin(block, self._blocks.parts.next_block(block))
             for number in self._members:

@@ -24,7 +24,7 @@ from tightfit.system import pinned_size
 from tightfit.trace import COPIES, PAGEABLE, Category, Phase, Stream
 
 TO_HOST, TO_DEVICE, WAIT = "tightfit.to_host", "tightfit.to_device", "tightfit.wait"
-NAMES = {Stream.COPY_OUT: TO_HOST, Stream.COPY_IN: TO_DEVICE}
+COPY_NAMES = {Stream.COPY_OUT: TO_HOST, Stream.COPY_IN: TO_DEVICE}
 
 
 class TransferWatch:
@@ -191,7 +191,7 @@ class Transfers:
             self._begun[copy] = source
         host = target if stream is Stream.COPY_OUT else source
         locked = self._locked(host)
-        name = NAMES[stream] + ("" if locked else PAGEABLE)
+        name = COPY_NAMES[stream] + ("" if locked else PAGEABLE)
         ticks = [point.tick for point in after if point.tick is not None]
         watch = active_watch()
         with torch.no_grad(), watch.copying(name, stream, ticks):

@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.offloaded_state import OffloadedState
-from tightfit.backends.pytorch.techniques.by_block.parts import INSTEAD
+from tightfit.backends.pytorch.techniques.by_block.parts import WITHOUT_BLOCKS
 from tightfit.backends.pytorch.techniques.by_block.state_dicts import StateDictHooks
 from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states, set_learning_rate
@@ -133,7 +133,7 @@ class UpdateByBlock(WeightUpdate):
             if (unseen or part in self._final) and any(p.grad is not None for p in parameters):
                 name = f"block {part + 1}" if part < len(self._parts.blocks) else "the embeddings or the head"
                 raise ModelError(f"update: the model uses {name} otherwise than by calling it in its place, and what "
-                                 f"works block by block cannot follow; write {INSTEAD}")
+                                 f"works block by block cannot follow; write {WITHOUT_BLOCKS}")
 
     def make_ready(self, part: int, next_part: int | None) -> None:
         self._seen.add(part)

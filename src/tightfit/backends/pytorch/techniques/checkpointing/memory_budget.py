@@ -18,7 +18,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils.checkpoint import CheckpointPolicy
 
-SMALLEST = 1e-6
+SMALLEST_BUDGET = 1e-6
 """A budget of exactly 0 skips every mark; this one recomputes as much."""
 
 
@@ -26,7 +26,7 @@ SMALLEST = 1e-6
 def memory_budget(budget: float) -> Iterator[None]:
     """Compile under `budget`, the share of the activations to keep."""
     settings: dict[str, Any] = {
-        "activation_memory_budget": max(budget, SMALLEST),
+        "activation_memory_budget": max(budget, SMALLEST_BUDGET),
         "joint_custom_pass": _mark_joint,
         # This cache's key leaves the pass out: it may hold graphs that were cut without it.
         "enable_autograd_cache": False,

@@ -28,9 +28,9 @@ from tightfit.errors import ModelError
 Run = Callable[[Tensor], Tensor]
 
 
-KNOWN = ("transformers.", "tightfit.")
+KNOWN_PACKAGES = ("transformers.", "tightfit.")
 """Packages whose feed-forward parts treat each token alone: what else there is cannot be seen."""
-MIXING = (_ConvNd, _BatchNorm, nn.GroupNorm, nn.ZeroPad2d)
+TOKEN_MIXING = (_ConvNd, _BatchNorm, nn.GroupNorm, nn.ZeroPad2d)
 """Modules that are none of one token."""
 NORM = re.compile(r"(?:RMS|Layer)Norm$")
 COMPILED = "_compiled_tile"
@@ -40,11 +40,11 @@ COMPILED = "_compiled_tile"
 def feed_forward_takes_tiles(chain: Sequence[nn.Module]) -> bool:
     """Whether a block's feed-forward part is one module of a known package that treats each token alone: none with
     experts, whose router counts tokens, or with a convolution."""
-    if len(chain) != 1 or not type(chain[0]).__module__.startswith(KNOWN):
+    if len(chain) != 1 or not type(chain[0]).__module__.startswith(KNOWN_PACKAGES):
         return False
     names = {name for path, _ in chain[0].named_modules() for name in path.split(".")}
     return (names.isdisjoint({"experts", "router", "gate"}) and next(experts_of(chain[0]), None) is None
-            and not any(isinstance(module, MIXING) for module in chain[0].modules()))
+            and not any(isinstance(module, TOKEN_MIXING) for module in chain[0].modules()))
 
 
 def norm_takes_tiles(module: nn.Module) -> bool:
@@ -52,7 +52,7 @@ def norm_takes_tiles(module: nn.Module) -> bool:
     if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) != 1:
         return False
     kind = type(module)
-    return (kind.__module__.startswith(("torch.nn.", *KNOWN)) and NORM.search(kind.__name__) is not None
+    return (kind.__module__.startswith(("torch.nn.", *KNOWN_PACKAGES)) and NORM.search(kind.__name__) is not None
             and next(module.children(), None) is None and all(parameter.dim() == 1 for parameter in module.parameters())
             and getattr(module, "data_format", "channels_last") == "channels_last")
 

@@ -36,7 +36,7 @@ FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 DIVISOR, MULTIPLIES = "logits_scaling", frozenset({"hyperclovax"})
 """Name of a divisor of the logits; and the model types that multiply by it."""
 
-COMPARED = 8
+COMPARED_TOKENS = 8
 """Tokens whose logits are compared with the model's own."""
 
 
@@ -164,12 +164,12 @@ class LossOfHiddenStates(Loss):
         try:
             eager = torch.compiler.set_stance("force_eager") if build.recipe.compiled else nullcontext()
             with eager, build.forward_context():
-                hidden, output = self._run(build, _first_row(batch), COMPARED)
+                hidden, output = self._run(build, _first_row(batch), COMPARED_TOKENS)
                 logits = logits_of(output)
                 trains_more = self._trains_behind(build, logits)
                 torch.set_grad_enabled(False)  # the head had turned it on for what stands behind it
                 expected = logits[..., : self._change.vocabulary]
-                ours = self._head(hidden[:1, :COMPARED], self._logits)
+                ours = self._head(hidden[:1, :COMPARED_TOKENS], self._logits)
                 precise = computing_dtype(hidden, self._head.weight).itemsize >= 4
         finally:
             build.model.train(training)

@@ -83,7 +83,7 @@ class Loss:
 
 
 LOSS_OF_LOGITS = Loss()
-FAR = 50.0
+FAR_LOGIT = 50.0
 """Logits of this size show what is done to them, such as a softcap, which leaves small ones nearly as they are."""
 
 
@@ -91,7 +91,7 @@ def far_logits(product: Tensor) -> Tensor:
     """The product of a head, (B, T, V), with logits from -FAR to FAR in place of those of the second half's tokens."""
     found = product.clone()
     far = found[:, product.shape[1] // 2 :]
-    far.copy_(torch.linspace(-FAR, FAR, product.shape[-1], device=product.device).expand_as(far))
+    far.copy_(torch.linspace(-FAR_LOGIT, FAR_LOGIT, product.shape[-1], device=product.device).expand_as(far))
     return found
 
 

@@ -22,12 +22,12 @@ from tightfit.backends.pytorch.techniques.zero.library import load_deepspeed, qu
 from tightfit.backends.pytorch.techniques.zero.update import ZeroUpdate
 from tightfit.backends.pytorch.world import TensorWorld
 from tightfit.errors import Refused
-from tightfit.techniques.parallel import BUCKET_BYTES, WIDE, Zero
+from tightfit.techniques.parallel import BUCKET_BYTES, FP32, Zero
 
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 
-BUCKET = BUCKET_BYTES // WIDE
+BUCKET = BUCKET_BYTES // FP32
 """Elements that are summed, or gathered, at once, in fp32. DeepSpeed's own default takes 2 GB."""
 DRIVE_NOTE = ("parallel.offload: DeepSpeed compiles its async_io for the drive before the first step, once on each "
               "machine, in a few minutes; the processor's update is torch's, for which nothing is compiled")
