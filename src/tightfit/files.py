@@ -87,7 +87,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def final_path(path: Path) -> Path:
-    """What becomes of a path inside a folder that `replacing_folder` fills, once that is whole; any other as it is."""
+    """The final place of a path inside a folder that `replacing_folder` fills, once that is whole; any other itself."""
     parts = [part[1:].rsplit(".", 2)[0] if part.startswith(".") and part.endswith(WRITING) else part
              for part in path.parts]
     return Path(*parts)

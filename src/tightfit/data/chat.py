@@ -156,7 +156,7 @@ class _Template:
         return found[0] if found else ""
 
     def _span(self, conversation: Conversation, place: int, text: str, own: str, floor: int) -> Span:
-        """Where one of the assistant's turns lies in a conversation's text: from behind the generation prompt to its
+        """Span of one of the assistant's turns in a conversation's text: from behind the generation prompt to its
         end. own: the template's own end of turns. floor: where the turn before it ends."""
         messages = conversation.messages
         before = self._accepted(replace(conversation, messages=messages[:place]), prompt=True)
@@ -186,7 +186,7 @@ class _Template:
         return start, stop
 
     def _end(self, text: str, place: int, own: str) -> int:
-        """Where a turn ends whose content does at `place`: behind its own end, or else a special token right there."""
+        """End of a turn whose content ends at `place`: behind its own end, or else a special token right there."""
         if own and text.startswith(own, place):
             return place + len(own)
         found = self._special.match(text, place)
@@ -228,12 +228,12 @@ def _up_to_last(conversation: Conversation) -> Conversation:
 
 
 def _alike(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Length of two texts' common prefix."""
     return bisect_left(range(min(len(one), len(other))), True, key=lambda i: one[: i + 1] != other[: i + 1])
 
 
 def _behind(asked: str, before: str, text: str, other: str, floor: int) -> int:
-    """Where an assistant's turn begins in a text: behind as much of the generation prompt as it has; -1 where that is
+    """Start of an assistant's turn in a text: behind as much of the generation prompt as it has; -1 where that is
     not found. asked, before: the text up to the turn, without the prompt and with it. other: the text with a
     placeholder for the turn."""
     if asked and text.startswith(asked):

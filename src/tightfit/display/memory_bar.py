@@ -60,7 +60,7 @@ def parts_of(memory: Memory) -> dict[str, int]:
 
 
 def host_parts_of(memory: Memory) -> dict[str, int]:
-    """The same of the host's memory, at its own peak, which sum to `memory.host`; none where nothing is offloaded."""
+    """Bytes of each part of the host's memory at its peak, which sum to `memory.host`; none where nothing is there."""
     kept = memory.host_by_category
     held = {**kept, DATA: memory.host - sum(kept.values())} if kept else {}
     return {part.key: held[part.key] for part in PARTS if held.get(part.key, 0) > 0}

@@ -75,7 +75,7 @@ def plan_text(plan: Plan, width: int = 100, *, verbose: bool = False) -> str:
 
 
 def plan_html(plan: Plan) -> str:
-    """The same in colour, as an HTML fragment for a notebook, with the recipe to copy."""
+    """The plan in colour, as an HTML fragment for a notebook, with the recipe to copy."""
     width = 140
     console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True, color_system="truecolor")
     console.print(*_blocks(plan, width, verbose=True), highlight=False, sep="\n")

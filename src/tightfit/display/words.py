@@ -45,7 +45,7 @@ def as_written(recipe: Recipe) -> str:
 
 
 def techniques(recipe: Recipe) -> str:
-    """The same without the micro-batch."""
+    """The choices of a resolved recipe without the micro-batch."""
     fields = [field for field in choices_of(recipe) if field != "micro_batch_size"]
     fields += ["expandable_segments"] if recipe.expandable_segments is True else []
     return " ".join(field_text(field, getattr(recipe, field)) for field in fields)
@@ -120,7 +120,7 @@ def copy_columns() -> list[Column]:
 
 
 def _of_copies(text: Callable[[Copies], str], candidate: Candidate) -> str:
-    """Something of a candidate's copies; `-` where it makes none."""
+    """A figure of a candidate's copies; `-` where it makes none."""
     found = candidate.estimate.time.copies
     return "-" if found is None else text(found)
 

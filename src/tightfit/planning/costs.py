@@ -82,7 +82,7 @@ class Memory:
 
     @property
     def fit_rank(self) -> FitRank:
-        """How well it fits the device and its host."""
+        """Rank of the fit on the device and its host."""
         return FitRank.NONE if self.host_missing else self.device_rank
 
     @property

@@ -49,6 +49,6 @@ def fill_device(offload: Offload, memory: Memory, kinds: Collection[str] = KINDS
 
 
 def share_of(count: int, blocks: int) -> float:
-    """So many of the blocks as a share, in hundredths where these say as many."""
+    """Share of the blocks that `count` of them are, in hundredths where these say as many."""
     short = round(count / blocks, 2)
     return short if round(short * blocks) == count else count / blocks

@@ -152,7 +152,7 @@ class Technique:
 
     @property
     def preferred(self) -> Self | None:
-        """The same with other knobs, which is never slower, so that this one is for where that does not fit."""
+        """The setting with other knobs that is never slower, so that this one is for where that does not fit."""
         return None
 
     def dominating_variant(self, device: Device) -> str:

@@ -282,7 +282,7 @@ class Trace:
         return ((op, count) for op, count in zip(self.ops, times, strict=True) if count)
 
     def times_in_step(self, ticks: Iterable[int]) -> Iterator[int]:
-        """How often the last step that the trace holds runs what is at each tick; 0 of what is outside of it."""
+        """Number of times that the last step of the trace runs what is at each tick; 0 of what is outside of it."""
         whole = self.last_step()
         repeated = [s for s in self.spans if whole is not None and s.step == whole.step and s.times > 1]
         for tick in ticks:

@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happens at a tick: a birth, a turn of category, a death, an op, the opening or close of a span."""
+    """An event at a tick: a birth, a turn of category, a death, an op, the opening or close of a span."""
 
     kind: str
     item: int

@@ -27,8 +27,8 @@ class Stretch:
 
 
 def joined(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
-    """The same in fewer stretches, by stream and in order of time: what follows in the same phase, with a gap too short
-    to be seen, is one."""
+    """Fewer stretches, by stream and in order of time: what follows in the same phase, with a gap too short to be seen,
+    is one."""
     ordered = sorted((s for s in stretches if s.end > s.begin), key=lambda s: (list(Stream).index(s.stream), s.begin))
     if not ordered:
         return ()

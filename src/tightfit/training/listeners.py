@@ -25,7 +25,7 @@ class Listener:
         """The run has ended."""
 
     def message(self, text: str) -> None:
-        """Something a person should read."""
+        """A line that a person should read."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
         """Work before the first step."""

@@ -133,8 +133,8 @@ def stored_source(recipe: Recipe) -> ModelSource | None:
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The same module, its weights in `dtype`, one after the other. Buffers are never rounded, which would shift rotary
-    positions; those of a narrower format, such as a BatchNorm's means, become `dtype` too: its ops take no mixture."""
+    """The module with its weights cast to `dtype`, one after the other. Buffers are never rounded, which would shift
+    rotary positions; narrower ones, such as a BatchNorm's means, become `dtype` too: its ops take no mixture."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
@@ -290,7 +290,7 @@ def parameter_count(model: nn.Module, *, trained: bool = False) -> int:
 
 
 def active_parameters(model: nn.Module) -> int:
-    """Those of the model's parameters that a token meets: of experts, the share that it is sent to."""
+    """Parameters of the model that a token meets: of experts, the share that it is sent to."""
     count = parameter_count(model)
     if not has_experts(model):
         return count

@@ -22,8 +22,8 @@ from tightfit.models import OUR_TRANSFORMER
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """The same memory as a storage of its own: transformers copies tensors that share one, such as those of a block
-    that waits in host memory, before it writes any."""
+    """A tensor on the same memory with a storage of its own: transformers copies tensors that share one, such as those
+    of a block that waits in host memory, before it writes any."""
     if tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() == tensor.nbytes or not tensor.is_contiguous():
         return tensor
     memory = torch.from_numpy(tensor.detach().view(-1).view(torch.uint8).numpy())

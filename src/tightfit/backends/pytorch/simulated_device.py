@@ -54,7 +54,7 @@ def capability_of(tensor: Tensor) -> tuple[int, int] | None:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _compiled_capability(kind: str) -> tuple[int, int] | None:
-    """The same for every tensor of the graph that is being compiled: a compiler follows no type of fake tensor."""
+    """Compute capability of every tensor of the graph being compiled: a compiler follows no type of fake tensor."""
     context = TracingContext.try_get()
     target: Device | None = None if context is None else getattr(context.fake_mode, "target", None)
     if target is not None:

@@ -189,8 +189,8 @@ class CachingAllocator:
         return block
 
     def _expandable_run(self, pool: Pool, size: int) -> Block:
-        """Where a run of free blocks, mapped or not, with room for `size` begins at the lowest address; in a new
-        segment where there is none (find_expandable_block)."""
+        """The first block of the free run, mapped or not, with room for `size` at the lowest address; of a new segment
+        where there is none (find_expandable_block)."""
         for _, unmapped in pool.unmapped:
             before = unmapped.prev
             first = before if before is not None and before.free else unmapped

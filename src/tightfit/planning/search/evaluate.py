@@ -82,8 +82,7 @@ class Evaluated:
 
     @property
     def fit_key(self) -> tuple[FitRank, float, int]:
-        """How well it fits: the rank, of one rank the time, and of what fits as fast the bytes that the allocator
-        reserves."""
+        """Sort key, the best fit first: the rank, of one rank the time, of one time the allocator's reserved bytes."""
         return self.fit_rank, self.seconds, self.estimate.memory.peak_reserved if self.fit_rank.fits else 0
 
 

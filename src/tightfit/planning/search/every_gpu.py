@@ -38,7 +38,7 @@ class GpuRow:
         return 0.0 if self.chosen is None else self.chosen.estimate.time.throughput
 
     def whole_run(self, tokens: int) -> WholeRun | None:
-        """As `Plan.whole_run`. tokens: 0 where nobody said how many."""
+        """Length and cost of a whole run, as `Plan.whole_run`. tokens: 0 where nobody said how many."""
         return None if self.plan is None else replace(self.plan, tokens=tokens, price=self.price).whole_run
 
     @property
@@ -70,7 +70,7 @@ class Comparison:
         return {"gpus": [row.to_json(self.tokens) for row in self.rows]}
 
     def priced(self, prices: Mapping[str, float]) -> Comparison:
-        """The same at these prices by `Device.name`, and in the order that they make."""
+        """The comparison at these prices by `Device.name`, and in the order that they make."""
         rows = (replace(row, price=prices.get(row.device.name)) for row in self.rows)
         return replace(self, rows=tuple(sorted(rows, key=_place)))
 

@@ -84,11 +84,11 @@ class Exploration:
         return [micro for micro in sizes if model.peak(micro, self.space.samples_per_device) <= most]
 
     def speed(self, pair: Pair) -> float:
-        """As `speed_of`, of a pair that was evaluated."""
+        """Speed of a pair that was evaluated, as `speed_of`."""
         return self.speed_of(self.found[pair])
 
     def speed_of(self, found: Evaluated) -> float:
-        """As `speed_at`, of what was evaluated."""
+        """Speed of what was evaluated, as `speed_at`."""
         return self.speed_at(found.seconds, found.recipe)
 
     def speed_at(self, seconds: float, recipe: Recipe) -> float:

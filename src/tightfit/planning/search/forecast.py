@@ -83,7 +83,7 @@ class CostModel:
         return self.known.get(micro) or self.seconds(batch / micro)
 
     def changed(self, effect: Effect, declared: float = 0.0) -> CostModel:
-        """The same with other values of some fields, declared to hold so many bytes more."""
+        """The costs with other values of some fields, declared to hold so many bytes more."""
         held = declared + effect.held
         return replace(
             self, passes=Affine(max(self.passes.base + held, 0.0), self.passes.slope * effect.kept),

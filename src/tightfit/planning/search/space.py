@@ -220,11 +220,11 @@ class Space:
         return min(choices, key=lambda c: (round(held(c), 1), self.activation_share(c), self.complexity(c)))
 
     def cheap(self, choices: Sequence[Combination]) -> list[Combination]:
-        """Those of several combinations that no trace is cheaper than: nothing compiled, nothing in host memory."""
+        """Combinations that no trace is cheaper than: nothing compiled, nothing in host memory."""
         return [choice for choice in choices if self.trace_cost(choice) == 1]
 
     def quick(self, choices: Sequence[Combination]) -> Sequence[Combination]:
-        """Those of several combinations that are quick to trace; all of them where none is."""
+        """Combinations that are quick to trace; all of them where none is."""
         return [choice for choice in choices if self.trace_cost(choice) <= QUICK_TRACE] or choices
 
     def least_memory_recipe(self, micro: int | None = None) -> Recipe:

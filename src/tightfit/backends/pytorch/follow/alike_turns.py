@@ -55,7 +55,7 @@ def _followed(tracker: Tracker, items: Sequence[T]) -> Iterator[T]:
 
 
 class _Moment(NamedTuple):
-    """How far a trace has come. alive: numbers of the allocations that are."""
+    """Position of a trace. alive: numbers of the allocations that are."""
 
     tick: int
     ops: int

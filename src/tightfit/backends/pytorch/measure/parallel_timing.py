@@ -71,7 +71,7 @@ def _take_steps(build: Build, source: GlobalBatchSource, meter: Meter) -> None:
 
 
 def _fullest(timings: Timings, build: Build) -> Timings:
-    """The same with the memory of the process that needed most."""
+    """Timings with the memory of the process that needed most."""
     peaks = [timings.peak_allocated, timings.peak_reserved, timings.context or 0]
     if build.torch_device.type == "cpu":
         # Buckets hold the gradients out of sight of the meter, which looks at Python's tensors.

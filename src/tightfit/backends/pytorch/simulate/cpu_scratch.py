@@ -94,7 +94,7 @@ def _scattered(args: Arguments, result: Any) -> int:
 
 
 def _by_index(args: Arguments, result: Any) -> int:
-    """The same, but where an index names whole rows of what lies in one piece: those are taken as they are
+    """Scatter or gather by an index: as `_scattered`, but whole rows of what lies in one piece are taken as they are
     (TensorAdvancedIndexing.cpp, can_use_expanded_index_path)."""
     source, dim, index = args[0], args[1], args[2]
     rows = index.dim() > 1 and index.stride() == (1, *[0] * (index.dim() - 1))

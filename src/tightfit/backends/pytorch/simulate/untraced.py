@@ -91,8 +91,8 @@ def _card(name: str) -> str:
 
 
 def _workspaces(device: Device, trace: Trace) -> Iterator[UntracedMemory]:
-    """Those of each thread that multiplies matrices: a workspace belongs to a handle and a stream, and every thread has
-    handles of its own (aten/src/ATen/cuda/CublasHandlePool.cpp). It is asked for behind the first product's result."""
+    """Workspaces of cuBLAS for each thread that multiplies matrices: one belongs to a handle and a stream, and threads
+    have handles of their own (aten/src/ATen/cuda/CublasHandlePool.cpp). It is asked for behind the first product."""
     major, minor = device.capability or (0, 0)
     of_cublas = f"PyTorch's default for compute capability {major}.{minor}, kept from the first matrix product on"
     for where, phases in (("the main thread", MAIN_THREAD), ("autograd's thread", AUTOGRAD_THREAD)):

@@ -50,7 +50,7 @@ class CompiledCall:
 
 
 class Reporter(Protocol):
-    """Where calls of compiled graphs are reported to, between the allocations and releases that they make."""
+    """Receiver of calls of compiled graphs, between the allocations and releases that they make."""
 
     def begin(self, call: CompiledCall, args: Sequence[Any]) -> AbstractContextManager[None]:
         """The context in which a compiled graph runs on its arguments."""

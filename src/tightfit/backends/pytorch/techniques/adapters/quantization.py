@@ -108,7 +108,7 @@ def _nf4_weights(
 
 
 def _int8_weights(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """As of nf4."""
+    """Weights of whole blocks, flat."""
     return (codes.view(-1, BLOCK["int8"]) * scales[:, None]).to(dtype).view(-1)
 
 
@@ -136,7 +136,7 @@ def _dequantize_nf4(
 
 
 def _dequantize_int8(codes: Tensor, scales: Tensor, shape: Sequence[int], dtype: torch.dtype, again: bool) -> Tensor:
-    """As of nf4."""
+    """The weight again; `again` as of nf4."""
     count, block = math.prod(shape), BLOCK["int8"]
     if _is_compiled(codes):
         return _compiled(_int8_weights)(codes, scales, dtype)[:count].view(shape)

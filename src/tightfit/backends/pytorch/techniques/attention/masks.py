@@ -100,7 +100,7 @@ def dense_mask(mask: Tensor | None, query: Tensor, causal: bool, window: int | N
 
 
 def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same mask as what is added to the scores: 0 where allowed, the format's lowest number elsewhere."""
+    """A boolean mask as what is added to the scores: 0 where allowed, the format's lowest number elsewhere."""
     return torch.zeros((), dtype=dtype, device=allowed.device).where(allowed, torch.finfo(dtype).min)
 
 

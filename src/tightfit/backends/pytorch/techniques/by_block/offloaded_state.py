@@ -246,7 +246,7 @@ def _states(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Iterato
 
 
 def with_tensors(value: Tensor, parts: Iterator[Tensor]) -> Any:
-    """The same state over other tensors, in the order of `plain_tensors`."""
+    """An optimizer state over other tensors, in the order of `plain_tensors`."""
     if not is_traceable_wrapper_subclass(value):
         return next(parts)
     names, context = value.__tensor_flatten__()

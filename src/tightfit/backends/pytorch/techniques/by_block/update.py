@@ -114,7 +114,7 @@ class UpdateByBlock(WeightUpdate):
         return norm
 
     def _complete_gradients(self) -> None:
-        """Those of every part, after what still waits of an earlier update."""
+        """Complete gradients of every part, after what still waits of an earlier update."""
         self._refuse_unseen_gradients()
         left = {*self._pending.parts} if self._pending is not None else set()  # no pass of this step came to them
         for parts in {*range(len(self._parts.modules))} - self._final - left, left:

@@ -118,5 +118,5 @@ def _buffers(modules: Sequence[nn.Module]) -> Buffers:
 
 
 def _version(buffer: Tensor | None) -> int:
-    """How often the tensor was changed in place; tensors of inference mode do not count."""
+    """Count of the tensor's changes in place; tensors of inference mode do not count."""
     return 0 if buffer is None or buffer.is_inference() else buffer._version

@@ -106,7 +106,7 @@ def _outputs(run: Run, hidden: Tensor, rows: int) -> Tensor:
 
 
 def _tile(hidden: Tensor, start: int, size: int) -> Tensor:
-    """So many rows of the last dimension but one; contiguous, as some modules want it."""
+    """A tile: some rows of the last dimension but one; contiguous, as some modules want it."""
     return hidden.narrow(-2, start, min(size, hidden.shape[-2] - start)).contiguous()
 
 
