@@ -16,10 +16,8 @@ from tightfit.planning.timing.uncertainty import speed_error
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size
-from tightfit.trace import Category, Place, Span, Trace, UntracedMemory
+from tightfit.trace import MODEL_STATES, Category, Place, Span, Trace, UntracedMemory
 
-MODEL_STATES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
-"""Categories that the model and its optimizer hold from step to step."""
 IN_BLOCK = re.compile(r"(^|\.)\d+(\.|$)")
 """Pattern in the names of modules that lie in a list of blocks, such as `model.layers.3`."""
 SEGMENT_SECONDS = 1e-3

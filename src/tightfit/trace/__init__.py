@@ -49,6 +49,8 @@ CATEGORY_NAMES: Mapping[str, str] = {
     Category.OPTIMIZER: "optimizer states", Category.KV_CACHE: "KV cache", Category.OTHER: "rounding and other",
 }  # fmt: skip
 """Each category as a person reads it."""
+MODEL_STATES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
+"""Categories that the model and its optimizer hold from step to step."""
 
 
 class OpClass(StrEnum):
@@ -196,8 +198,7 @@ class UntracedMemory:
     """Memory that tracing cannot see, as a figure of its own.
 
     where: `context` outside the allocator, `allocator` inside it, `host` in the machine's own memory.
-    source: where the figure comes from, as a sentence.
-    uncertainty: bytes that it may be more or less by.
+    source: where the figure comes from, as a sentence. uncertainty: bytes that it may be more or less by.
     born: the tick in which it is asked for, of memory inside the allocator; it is kept from then on.
     """
 
@@ -213,8 +214,7 @@ class UntracedMemory:
 class Trace:
     """The ops and allocations of a run, from building the model to the second step, evaluation, saving and resuming.
 
-    origin: whether it was predicted or measured.
-    notes: sentences about how sure it is.
+    origin: whether it was predicted or measured. notes: sentences about how sure it is.
     laid_out: whether a compiler laid its memory out as a whole, so that no allocator rounds or keeps any of it.
     """
 

@@ -12,9 +12,9 @@ import numpy as np
 from tightfit.devices import Device
 from tightfit.errors import ModelError, TightfitError
 from tightfit.planning.costs import Estimate, FitRank
-from tightfit.planning.estimate import MODEL_STATES, Tools, estimate, step_cost
+from tightfit.planning.estimate import Tools, estimate, step_cost
 from tightfit.recipe import Recipe
-from tightfit.trace import Category, Trace
+from tightfit.trace import MODEL_STATES, Category, Trace
 
 PASSES = frozenset({"forward", "backward", "prefill", "decode"})
 """Spans that grow with the micro-batch."""

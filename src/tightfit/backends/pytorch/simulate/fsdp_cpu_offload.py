@@ -11,19 +11,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tightfit.backends.pytorch.simulate.tick_scale import widen_ticks
-from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
+from tightfit.trace import MODEL_STATES, Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
+from tightfit.trace.events import NO_MODULE_RUNS
 
 TO_DEVICE, TO_HOST = "fully_shard.to_device", "fully_shard.to_host"
-MODEL_STATES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
-UPDATE_SPANS = ("optimizer", "save", "resume")
-"""Spans in which all work is done on parts."""
 
 
 def with_parts_on_host(trace: Trace, item: int) -> Trace:
     """The trace of a step with weights, gradients and optimizer states on the device, with these in the host's memory,
     and with their copies. item: bytes of a weight, and of its gradient."""
     trace = widen_ticks(trace)
-    updates = [span for span in trace.spans if span.name in UPDATE_SPANS]
+    updates = [span for span in trace.spans if span.name in NO_MODULE_RUNS]  # all work is on parts
     copies = list(_copies(trace, item))
     ops = sorted([*map(_where_it_runs, trace.ops), *copies], key=lambda op: op.tick)
     _wait(ops)
