@@ -29,6 +29,9 @@ data: {source: dummy, samples: 64}
 loading: {workers: 0}
 """
 
+PINNED = {"precision": "bf16", "loss": "plain", "checkpointing": "none", "optimizer": "adamw", "attention": "sdpa",
+          "compile": "off", "offload": "none", "accumulation": "loop", "update": "after-backward"}
+
 
 @pytest.fixture
 def run(run, monkeypatch, tmp_path):
@@ -75,6 +78,27 @@ def test_a_step_is_predicted_and_drawn_for_a_card_that_is_not_there(run, tmp_pat
     assert "predicted, not calibrated, not measured" in (
         tmp_path / "runs/tiny-on-rtx-4090/report.html").read_text("utf-8")
     assert not (tmp_path / "runs/tiny").exists()
+
+
+def test_a_step_with_weights_of_four_bits_is_measured(run, tmp_path):
+    words = ("trainable=lora", "base=nf4", "model_overrides.n_embd=64", "micro_batch_size=4")
+    status, _, err = run("profile", "tiny.yaml", "device=cpu", *words)
+    assert status == 0, err
+    found = profiles.load(tmp_path / "runs" / "tiny")
+    assert found.measured is not None
+    assert found.peak_bytes == pytest.approx(found.predicted_peak_bytes, rel=0.01)
+
+
+def test_what_emptying_the_cache_costs_is_in_a_predicted_step(run, tmp_path):
+    words = ("tiny.yaml", "--gpu", "l4", "micro_batch_size=4", "model_overrides.n_embd=256", "vocab_size=8192",
+             *(f"{field}={value}" for field, value in PINNED.items()))
+    seconds = []
+    for more in ((), ("empty_cache_steps=1",)):
+        assert run("profile", *words, *more)[0] == 0
+        seconds.append(profiles.load(tmp_path / "runs" / "tiny-on-l4").predicted_step_seconds)
+    _, out, _ = run("plan", *words, "empty_cache_steps=1", "--json")
+    assert seconds[1] > 1.1 * seconds[0]
+    assert seconds[1] == pytest.approx(json.loads(out)["candidates"][0]["time"]["step_seconds"], rel=1e-3)
 
 
 def test_a_prediction_leaves_the_measured_profile_alone_and_is_set_beside_it(run, tmp_path):

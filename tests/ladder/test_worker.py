@@ -53,6 +53,12 @@ def figures(tmp_path: Path, within: dict[str, Any] | None = None, **changes: Any
     return SimpleNamespace(**outcome.values)
 
 
+def test_a_rung_is_measured_on_whole_global_batches_alone(tmp_path: Path) -> None:
+    whole, short = (figures(tmp_path, data={"source": "dummy", "samples": samples}, batch_size=16, micro_batch_size=16)
+                    for samples in (64, 17))  # of which every other global batch would hold one sample
+    assert whole.peak_allocated == short.peak_allocated
+
+
 def test_a_rung_is_measured(tmp_path: Path) -> None:
     found = figures(tmp_path, micro_batch_size="auto")
     assert len(found.seconds) == 2

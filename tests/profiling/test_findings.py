@@ -120,10 +120,13 @@ def test_fp32_tensors_under_bf16():
     assert wide.change == "attention=sdpa"
     assert wide.bytes == 3 << 30
     micro = found(replace(made, recipe=recipe(attention="sdpa")), "fp32")
-    assert (micro.change, micro.bytes) == ("micro_batch_size=1", 2 << 30)
+    assert (micro.change, micro.bytes) == ("micro_batch_size=1", 5 << 29)
     pure = found(replace(made, recipe=recipe(attention="sdpa", micro_batch_size=1)), "fp32")
     assert (pure.change, pure.bytes) == ("precision=bf16-pure", 2 << 30)
     assert "changes numerics" in pure.derived
+    for already in ({"precision": "bf16-pure"}, {"precision": "fp16"}):
+        card = replace(made, device=find_device("t4"), recipe=recipe(attention="sdpa", micro_batch_size=1, **already))
+        assert (found(card, "fp32").change, found(card, "fp32").bytes) == ("", None)
     assert found(replace(made, recipe=recipe(precision="fp32")), "fp32") is None
 
 

@@ -128,7 +128,7 @@ def _side(asked: Recipe, target: Target, log: Callable[[str], None]) -> Side:
     recipe = profile.recipe
     filled = differences(asked.to_dict(), recipe.to_dict())
     return Side(profile, step_time(profile.predicted, recipe, target.device, target.calibration).work,
-                frozenset(field.partition(".")[0] for field, _, _ in filled))
+                frozenset(field.partition(".")[0] for field, said, _ in filled if said in (None, "auto")))
 
 
 def _waits(first: Side, second: Side) -> list[Pair]:

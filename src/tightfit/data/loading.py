@@ -33,8 +33,9 @@ class GlobalBatchLoader:
     is smaller where the samples do not divide evenly. Pickles cheaply.
     """
 
-    def __init__(self, samples: Samples, recipe: Recipe) -> None:
-        """`recipe.micro_batch_size` must be resolved. Raises DataError for fewer samples than a global batch."""
+    def __init__(self, samples: Samples, recipe: Recipe, drop_last: bool = False) -> None:
+        """`recipe.micro_batch_size` must be resolved. drop_last: leave smaller global batches out. Raises DataError for
+        fewer samples than a global batch."""
         if len(samples) < recipe.batch_size:
             packed, instead = "", "or more data"
             if isinstance(samples, Packed):
@@ -51,6 +52,7 @@ class GlobalBatchLoader:
         self.batch_size = recipe.batch_size
         self.micro_batch_size = recipe.resolved_micro_batch
         self.seed = recipe.seed
+        self.drop_last = drop_last
         self._order: tuple[int, Array] | None = None
         self._part = WHOLE
 
@@ -59,7 +61,8 @@ class GlobalBatchLoader:
 
     def __len__(self) -> int:
         """Global batches in an epoch."""
-        return (len(self.samples) + self.batch_size - 1) // self.batch_size
+        whole, rest = divmod(len(self.samples), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
 
     def require_labels(self) -> None:
         """Raises DataError where no label of any sample counts. Looks no further than to the first that does."""
@@ -83,7 +86,7 @@ class GlobalBatchLoader:
 
     def is_whole(self, index: int) -> bool:
         """Whether the global batch of that index has `batch_size` samples, unlike the last of some epochs."""
-        return (index + 1) % len(self) != 0 or len(self.samples) % self.batch_size == 0
+        return self.drop_last or (index + 1) % len(self) != 0 or len(self.samples) % self.batch_size == 0
 
     def chosen(self, index: int) -> tuple[Array, int]:
         """The samples of the global batch of that index, in order, and the epoch that shows them."""

@@ -243,7 +243,7 @@ def _from_fields(
         train=samples(train),
         evaluation=None if held is None else samples(held),
         tokenizer=tokenizer,
-        unigram_loss=None if held is None else unigram_loss(task, train, held),
+        unigram_loss=None if held is None else unigram_loss(task, train, held, tokenizer.special_ids),
         classes=dict(enumerate(names)) or None,
         unlearned=unlearned(train.streams.get(LEARNED), None if packed else recipe.seq_len),
         turn_end=ends,

@@ -237,9 +237,9 @@ def unlearned(learned: TokenStream | None, limit: int | None) -> int:
     return int((before[stops] == before[np.minimum(starts + 1, stops)]).sum())
 
 
-def unigram_loss(task: Task, train: Part, held_out: Part) -> float | None:
+def unigram_loss(task: Task, train: Part, held_out: Part, special_ids: tuple[int, ...] = ()) -> float | None:
     """Nats per held-out token, predicted by how often each token occurs in training (add-one smoothed); None where no
-    tokens are predicted, or not all."""
+    tokens are predicted, or not all. special_ids: tokens that are never hidden."""
     if task.predicts == "class" or LEARNED in train.streams:
         return None
     text = TARGET if task.predicts == "target" else TEXT
@@ -247,4 +247,6 @@ def unigram_loss(task: Task, train: Part, held_out: Part) -> float | None:
     seen = stream.counts.astype(np.float64)
     if task.predicts == "next":  # a document's first token is never predicted
         seen -= np.bincount(stream.tokens[stream.starts[:-1]], minlength=len(seen))
+    if task.predicts == "hidden":
+        seen, counts = (np.delete(numbers, special_ids) for numbers in (seen, counts))
     return float((seen * -np.log(counts / counts.sum())).sum() / max(seen.sum(), 1.0))

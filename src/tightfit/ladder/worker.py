@@ -28,7 +28,7 @@ from tightfit.ladder.rungs import card
 from tightfit.model_facts import model_facts
 from tightfit.nvml import driver_version
 from tightfit.planning.defaults import resolve
-from tightfit.planning.estimate import predict_memory, steps_alone
+from tightfit.planning.estimate import estimate, predict_memory, steps_alone
 from tightfit.planning.largest import largest_that_fits
 from tightfit.planning.resolve_auto import resolve_auto
 from tightfit.planning.search.search import check_length
@@ -124,11 +124,10 @@ def predict(job: Job) -> Outcome:
     check_length(recipe)
     recipe = _resolved(job, target, backend, notes)
     trace = backend.predict(recipe, target.device)
-    tools = standard_tools(backend, target.calibration)
-    memory = predict_memory(steps_alone(trace), recipe, target.device, tools)
-    timed = tools.step_time(trace, recipe, target.device)
+    found = estimate(steps_alone(trace), recipe, target.device, standard_tools(backend, target.calibration))
+    memory, time = found.memory, found.time
     return Outcome(values={
-        "fits": memory.verdict, "step_seconds": timed.seconds, "calibrated": timed.calibrated,
+        "fits": memory.verdict, "step_seconds": time.step_seconds, "calibrated": time.calibrated,
         "peak_allocated": memory.peak_allocated, "peak_reserved": memory.peak_reserved,
         "context": memory.context, "notes": [*notes, *trace.notes], "samples": recipe.batch_size,
     })  # fmt: skip

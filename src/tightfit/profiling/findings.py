@@ -176,9 +176,13 @@ def _full_precision(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     scores = sizes[worst] if "softmax" in worst and " in " in worst and recipe.keeps_scores else 0
     more = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
     found = Finding(share=total / peak, sentence=f"{text.size(total)} of fp32 tensors under {recipe.precision.name} at "
-                    f"the peak: {worst} {text.size(sizes[worst])}{more}", change="precision=bf16-pure",
-                    bytes=total // 2, derived="the same tensors in 2 bytes instead of 4; it changes numerics")
-    yield _with_less_memory(found, recipe, together=total, scores=scores)
+                    f"the peak: {worst} {text.size(sizes[worst])}{more}",
+                    derived="no field of the recipe takes them away")
+    pure = recipe.override(precision="bf16-pure")
+    if recipe.weight_rounding is None and not pure.refusals(profile.device):  # else weights have 16 bits, or cannot
+        found = replace(found, change="precision=bf16-pure", bytes=total // 2,
+                        derived="the same tensors in 2 bytes instead of 4; it changes numerics")
+    yield _with_less_memory(found, recipe, step, scores=scores)
 
 
 def _largest(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
@@ -200,18 +204,18 @@ def _largest(profile: Profile, step: ProfiledStep) -> Iterator[Finding]:
     found = Finding(share=worst.bytes / peak, sentence=f"the largest array at the peak is {worst.dtype} "
                     f"{text.shape(worst.shape)}, {text.size(worst.bytes)}: {source}{more}",
                     derived="no field of the recipe makes them smaller")
-    yield _with_less_memory(found, recipe, together=together, scores=together if fused and recipe.is_half else 0,
+    yield _with_less_memory(found, recipe, step, scores=together if fused and recipe.is_half else 0,
                             in_blocks=together if worst.module.startswith(BLOCKS_SCOPE) else 0,
                             kernel=" attention.kernel=cudnn")
 
 
 def _with_less_memory(
-    found: Finding, recipe: Recipe, *, together: int, scores: int, in_blocks: int = 0, kernel: str = ""
+    found: Finding, recipe: Recipe, step: ProfiledStep, *, scores: int, in_blocks: int = 0, kernel: str = ""
 ) -> Finding:
     """A finding about tensors, with the change that takes them away or makes them smaller; as it is where none does.
 
-    together: their bytes; scores: those of attention's scores; in_blocks: those that checkpointing would not keep.
-    kernel: to write beside a fused attention.
+    scores: bytes of attention's scores among them; in_blocks: of those that checkpointing would not keep. kernel: to
+    write beside a fused attention.
     """
     micro = recipe.micro_batch_size
     if scores:
@@ -221,8 +225,8 @@ def _with_less_memory(
         return replace(found, change="checkpointing=every-block", bytes=in_blocks,
                        derived="the backward pass computes a block's arrays again instead of keeping every block's")
     if isinstance(micro, int) and micro > 1:
-        return replace(found, change=f"micro_batch_size={micro // 2}",
-                       bytes=together - together * (micro // 2) // micro,
+        growing = sum(a.bytes for a in step.alive)
+        return replace(found, change=f"micro_batch_size={micro // 2}", bytes=growing - growing * (micro // 2) // micro,
                        derived="activations and temporary memory grow in proportion to the micro-batch")
     return found
 

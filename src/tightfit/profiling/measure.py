@@ -20,18 +20,19 @@ from tightfit.data.loading import GlobalBatchLoader
 from tightfit.devices import Device
 from tightfit.errors import OutOfMemory, RecipeError
 from tightfit.files import replacing
-from tightfit.planning.estimate import capacity
+from tightfit.planning.estimate import Tools, capacity, estimate
 from tightfit.planning.plan import Plan
 from tightfit.planning.resolve_auto import resolve_auto
+from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.suggestions import with_suggestions
 from tightfit.planning.targets import Target, own_target
 from tightfit.planning.timing.op_times import lasting_seconds
-from tightfit.planning.timing.step_time import step_lanes, step_time
+from tightfit.planning.timing.step_time import step_lanes
 from tightfit.profiling import CHROME_TRACE, MEMORY_RECORD, XPLANE
 from tightfit.profiling.profile import NOT_PREDICTED, Profile, save
 from tightfit.recipe import Recipe
 from tightfit.system import installed
-from tightfit.trace import Phase, Place, Trace
+from tightfit.trace import Phase, Place
 from tightfit.training.listeners import Listener
 from tightfit.training.session import open_session
 
@@ -85,7 +86,7 @@ def prediction(backend: Backend, recipe: Recipe, device: Device, module: Any = N
     """The predicted fields of a Profile, for the recipe's step; only a note where it cannot be predicted."""
     target = own_target(device)
     try:
-        return _predicted(backend.predict(recipe, target.device, module), recipe, target)
+        return _predicted(recipe, target, standard_tools(backend, target.calibration, module))
     except Exception as error:  # what was measured stands without it, and a model of one's own may fail in any way
         return {"notes": (NOT_PREDICTED + _sentence(error),)}
 
@@ -120,7 +121,7 @@ def predicted_profile(recipe: Recipe, target: Target, log: Callable[[str], None]
     backend = backend_of(recipe)
     recipe, plan = resolve_auto(recipe, target, backend, log)
     log(f"predicting a step of {recipe.model} on {target.device.name}")
-    fields = _predicted(backend.predict(recipe, target.device), recipe, target)
+    fields = _predicted(recipe, target, standard_tools(backend, target.calibration))
     return Profile(recipe=recipe, device=target.device, step_seconds=0.0, calibrated=target.calibration is not None,
                    versions=installed((*recipe.backend.libraries, "tightfit")), **fields), plan
 
@@ -216,8 +217,11 @@ def _sentence(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
-    timed = step_time(trace, recipe, target.device, target.calibration)
+def _predicted(recipe: Recipe, target: Target, tools: Tools) -> dict[str, Any]:
+    trace = tools.predict(recipe, target.device)
+    timed = tools.step_time(trace, recipe, target.device)
+    # Memory that the allocator takes again, between steps or where it runs short: of the next pass.
+    again = estimate(trace, recipe, target.device, tools).time.step_seconds - timed.seconds
     for op in trace.ops:
         op.seconds = lasting_seconds(op, target.device, target.calibration, tf32=recipe.tf32)
     last = trace.last_step()
@@ -225,8 +229,8 @@ def _predicted(trace: Trace, recipe: Recipe, target: Target) -> dict[str, Any]:
     return {
         "predicted": trace,
         "predicted_seconds": {
-            Phase.DATA: timed.data, Phase.FORWARD: timed.forward, Phase.BACKWARD: timed.recompute + timed.backward,
-            Phase.OPTIMIZER: timed.optimizer,
+            Phase.DATA: timed.data, Phase.FORWARD: timed.forward + again,
+            Phase.BACKWARD: timed.recompute + timed.backward, Phase.OPTIMIZER: timed.optimizer,
         },
         "predicted_peak_bytes": trace.peak(last.start, last.stop)[1] + trace.untraced_bytes("allocator"),
         "capacity_bytes": capacity(trace, target.device),

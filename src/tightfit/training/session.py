@@ -163,8 +163,8 @@ def require_data(recipe: Recipe, module: Any = None) -> None:
 
 
 def training_global_batches(recipe: Recipe) -> GlobalBatchLoader:
-    """The global batches that a resolved recipe trains on."""
-    return GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe)
+    """The global batches that a resolved recipe trains on, all of one size, for steps that are timed."""
+    return GlobalBatchLoader(prepare(recipe, model_facts(recipe)).train, recipe, drop_last=True)
 
 
 def tokens_of_epochs(recipe: Recipe, log: Log, progress: Progress | None = None) -> int:

@@ -185,6 +185,20 @@ def test_mfu_is_one_formula_over_flops_of_two_sources():
     assert utilization(empty(), 0.0) == (None, "")
 
 
+def test_padded_rows_are_not_taken_for_full_ones():
+    made = profile()
+    rows = made.recipe.batch_size * made.recipe.seq_len
+    padded = replace(made, tokens=rows / 8)
+    full, part = ({figure.name: figure for figure in figures(each)} for each in (made, padded))
+    guess = made.predicted_step_seconds
+    assert part["tokens/s"].value == pytest.approx(full["tokens/s"].value / 8)
+    assert part["tokens/s"].remark.startswith(f"predicted {rows / guess:,.0f} of full rows")
+    assert full["tokens/s"].remark.startswith(f"predicted {rows / guess:,.0f}, ")
+    assert "of full rows" in part["step"].remark
+    assert "of full rows" in part["peak allocated"].remark
+    assert part["MFU"].value == pytest.approx(full["MFU"].value / 8)
+
+
 def test_a_long_figure_of_two_runs_takes_several_lines():
     figures = "3 s: loading, steps and saving " * 3
     lines = in_columns([("", "runs/a", "runs/b"), ("whole run", figures, "2 s")]).splitlines()

@@ -35,12 +35,17 @@ def title(profile: Profile) -> str:
     return f"{profile.recipe.model} on {profile.device.name}"
 
 
+def full_rows(profile: Profile) -> int:
+    """Tokens, or samples where there are no tokens, of a step whose rows are full, as a predicted one's are."""
+    recipe = profile.recipe
+    return recipe.batch_size * (recipe.seq_len if TASKS[recipe.task].reads == "tokens" else 1)
+
+
 def throughput(profile: Profile, seconds: float) -> tuple[float, str]:
-    """Tokens, or samples where there are no tokens, a second, and which of the two. Where it is not known how many a
-    step reads, its rows count as full."""
-    recipe, task = profile.recipe, TASKS[profile.recipe.task]
-    work = profile.tokens or recipe.batch_size * (recipe.seq_len if task.reads == "tokens" else 1)
-    return (work / seconds if seconds > 0 else 0.0), task.unit
+    """Tokens, or samples where there are no tokens, a second of the measured step, and which of the two. Where it is
+    not known how many a step reads, its rows count as full."""
+    work = profile.tokens or full_rows(profile)
+    return (work / seconds if seconds > 0 else 0.0), TASKS[profile.recipe.task].unit
 
 
 def utilization(profile: Profile, seconds: float) -> tuple[float | None, str]:
@@ -56,21 +61,22 @@ def utilization(profile: Profile, seconds: float) -> tuple[float | None, str]:
 
 
 def step_flops(profile: Profile) -> tuple[int, str]:
-    """Model FLOPs of a step and where they come from: the shape of a model that is bundled or in a folder, or else the
-    ops of the trace, recomputation left out. Nothing is downloaded, and no code of a model's is run. 0 where neither is
-    there."""
+    """Model FLOPs of a step's real tokens and where they come from: the shape of a model that is bundled or in a
+    folder, or else the ops of the trace, recomputation left out. Nothing is downloaded, and no code of a model's is
+    run. 0 where neither is there."""
+    real = min((profile.tokens or full_rows(profile)) / full_rows(profile), 1.0)
     with suppress(TightfitError, ValueError, TypeError):
         recipe = profile.recipe
         if resolve_source(recipe).kind in ("bundled", "folder") and not recipe.trust_remote_code:
             size = load_backend(recipe.backend.name).model_size(recipe)
             if flops := model_flops(lambda _: size, recipe):
-                return flops, ", ".join(filter(None, ["from the model's shape", size.parameters_text]))
+                return round(flops * real), ", ".join(filter(None, ["from the model's shape", size.parameters_text]))
     trace = profile.predicted or profile.measured
     if trace is None:
         return 0, ""
     passes = (Phase.FORWARD, Phase.BACKWARD)
-    return (sum(times * op.flops for op, times in trace.step_ops() if op.phase in passes),
-            f"from the ops of the {trace.origin} step")
+    flops = sum(times * op.flops for op, times in trace.step_ops() if op.phase in passes)
+    return (round(flops * real) if trace is profile.predicted else flops), f"from the ops of the {trace.origin} step"
 
 
 def uncalibrated(profile: Profile) -> str:
@@ -91,7 +97,9 @@ def figures(profile: Profile) -> Iterator[Figure]:
     """The headline's figures."""
     guess, alone, step = profile.predicted_step_seconds, profile.only_predicted, profile.seconds
     rate, unit = throughput(profile, step)
-    predicted = f"{throughput(profile, guess)[0]:,.0f}", f"{text.seconds(guess)}, {text.relative(step, guess)}"
+    rows = _full_rows_text(profile)
+    predicted = (f"{full_rows(profile) / guess:,.0f}{rows}" if guess else "",
+                 f"{text.seconds(guess)}{rows}, {text.relative(step, guess)}")
     remarks = [f"predicted{uncalibrated(profile)}, not measured"] * 2 if alone else [
         f"predicted {figure}{uncalibrated(profile)}" if guess else "not predicted" for figure in predicted]
     yield Figure(unit, rate or None, f"{rate:,.0f}" if rate else "-", remarks[0])
@@ -109,7 +117,12 @@ def _predicted_peak(profile: Profile) -> str:
     if not profile.predicted_peak_bytes:
         return ""
     off = f", {text.relative(profile.peak_bytes, profile.predicted_peak_bytes)}" if profile.peak_bytes else ""
-    return f"; predicted {text.size(profile.predicted_peak_bytes)}{off}"
+    return f"; predicted {text.size(profile.predicted_peak_bytes)}{_full_rows_text(profile)}{off}"
+
+
+def _full_rows_text(profile: Profile) -> str:
+    """The remark on predictions, whose rows are full, beside measured rows that padding fills; empty without."""
+    return " of full rows" if 0 < profile.tokens < full_rows(profile) else ""
 
 
 def headline(profile: Profile) -> str:

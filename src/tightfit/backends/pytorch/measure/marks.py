@@ -16,9 +16,9 @@ from tightfit.backends.pytorch.follow.memory import plain_parts, tensors_in
 from tightfit.backends.pytorch.follow.tracker import Tracker
 from tightfit.trace import Allocation, Category, Op, Phase
 
-MARK = "tightfit:"
-"""Prefix of the names of marks: `tightfit:op:17` around an op, `tightfit:phase:3` around a phase, `tightfit:grad:5`
-where a parameter's gradient is there."""
+MARK = "tightfit-mark:"
+"""Prefix of the names of marks, and of no op's (ours are `tightfit::...`): `tightfit-mark:op:17` around an op,
+`tightfit-mark:phase:3` around a phase, `tightfit-mark:grad:5` where a parameter's gradient is there."""
 
 
 def said(error: BaseException) -> str:
