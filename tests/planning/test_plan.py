@@ -14,10 +14,8 @@ from tightfit.devices import GIB, MIB, Device
 from tightfit.errors import RecipeError, Refused
 from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import Margin, estimate
-from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.explain import memory_shortfall
 from tightfit.planning.search.search import MOST_TRACES, search
-from tightfit.planning.search.space import Space
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.text import size
 from tightfit.trace import Allocation, UntracedMemory
@@ -225,24 +223,6 @@ def test_names_the_smallest_gpu():
     none = of(TOY, most // 3, catalogue=cards[:1], **{**PINS, "micro_batch_size": 1}).answers
     assert none.smallest_gpu is None
     assert "No GPU of the catalogue" in none.smallest_gpu_text
-
-
-def test_the_trace_for_the_smallest_gpu_is_made_where_a_process_would_be_idle():
-    together = []
-
-    class TwoAtOnce(InProcess):
-        side_by_side = 2
-
-        def __call__(self, jobs):
-            together.append([recipe for recipe, _ in jobs])
-            return super().__call__(jobs)
-
-    plan = of(HEAVY, 40 * STATES, catalogue=[gpu(8 * STATES, "smaller")], micro_batch_size=4,
-              evaluator=TwoAtOnce(HEAVY.tools(MARGIN)))
-    space = Space(plan.asked, plan.device)
-    least = space.recipe_for(space.least_memory(space.cheap(space.mildest)), space.sizes[0])
-    assert [len(recipes) for recipes in together if least in recipes] == [2]
-    assert plan.predictions == sum(map(len, together))
 
 
 def test_an_older_gpu_is_judged_by_what_it_computes_in():

@@ -105,9 +105,6 @@ def _arguments(recipe: Recipe, device: Device) -> dict[str, Any]:
 def _train(recipe: Recipe, device: Device, meter: Meter, arguments: dict[str, Any]) -> None:
     data, build = training_global_batches(recipe), bare(recipe, device)
     steps = [data.chosen(step) for step in range(meter.total)]
-    if any(len(samples) < recipe.batch_size for samples, _ in steps):
-        raise Refused("batch_size: an epoch's last step has fewer samples, and the Trainer counts micro-batches; write "
-                      "a batch_size that divides the samples, or take fewer steps")
     model = build.model
     if not isinstance(model, transformers.PreTrainedModel) and arguments.pop("gradient_checkpointing", False):
         arguments.pop("gradient_checkpointing_kwargs", None)
