@@ -290,6 +290,14 @@ def test_a_configuration_for_another_loss_is_refused(tmp_path: Path) -> None:
             module_facts(SimpleNamespace(config=SimpleNamespace(**wrong)), recipe("x:y", task="image-classification"))
 
 
+def test_the_names_of_a_models_own_classes(tmp_path: Path) -> None:
+    named = write_config(tmp_path / "named", model_type="bert", id2label={"0": "spam", "1": "ham", "2": "eggs"})
+    assert model_facts(recipe(named, task="sequence-classification")).label_names == ("spam", "ham", "eggs")
+    assert model_facts(recipe(named, task="sequence-classification", num_labels=2)).label_names == ()
+    usual = write_config(tmp_path / "usual", model_type="bert", num_labels=3)
+    assert model_facts(recipe(usual, task="sequence-classification")).label_names == ()
+
+
 def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tightfit.hub.getproxies", lambda: {"https": "http://127.0.0.1:9"})
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)

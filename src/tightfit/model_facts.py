@@ -34,6 +34,9 @@ class ModelFacts:
     pad_token_id: int = 0
     decoder_start_token_id: int | None = 0
     """Token that decoder inputs begin with; None where it is the last token of the labels, as in mBART."""
+    label_names: tuple[str, ...] = ()
+    """The names of the model's classes by number; none where its configuration has transformers' own, or another
+    number of them."""
 
     def check_length(self, seq_len: int, new_tokens: int = 0) -> None:
         """Raise Refused where a sequence, or a prompt and what is generated after it, is longer than the model has
@@ -92,16 +95,25 @@ def facts_of(config: Any, recipe: Recipe) -> ModelFacts:
     pad = first("pad_token_id", "eos_token_id", parts=tokens)
     if vocab_size and pad >= vocab_size:
         pad = 0
+    num_labels = recipe.num_labels or getattr(config, "num_labels", None) or 2
     return ModelFacts(
         vocab_size=vocab_size,
-        num_labels=recipe.num_labels or getattr(config, "num_labels", None) or 2,
+        num_labels=num_labels,
         max_positions=positions if positions > 0 else None,
         image_size=image_size,
         num_channels=getattr(vision, "num_channels", 3),
         pad_token_id=pad,
         decoder_start_token_id=None if getattr(config, "model_type", None) in STARTS_WITH_LAST else first(
             "decoder_start_token_id", "bos_token_id", default=pad, parts=tokens),
+        label_names=_label_names(config, num_labels),
     )
+
+
+def _label_names(config: Any, num_labels: int) -> tuple[str, ...]:
+    named = getattr(config, "id2label", None) or {}
+    names = tuple(str(named.get(number, f"LABEL_{number}")) for number in range(num_labels))
+    usual = all(name == f"LABEL_{number}" for number, name in enumerate(names))
+    return () if usual or len(named) != num_labels or len(set(names)) < num_labels else names
 
 
 def text_config(config: Any) -> Any:

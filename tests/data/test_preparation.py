@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.helpers import FACTS, arrays, recipe, texts, write_jsonl, write_texts
 from tests.failing import failing
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.samples import Packed, truncated
-from tightfit.data.sources import image_processor, read_image
+from tightfit.data.sources import image_processor, open_images, read_image
 from tightfit.data.tokenized import class_ids
 from tightfit.errors import DataError, Refused
 from tightfit.model_facts import ModelFacts
@@ -155,6 +156,35 @@ def test_classification(tmp_path: Path) -> None:
             short += 1
             assert by_text[prepared.tokenizer.decode(row[real])] == prepared.classes[label]
     assert short > 3
+
+
+def test_classes_have_the_numbers_of_a_model_that_knows_them(tmp_path: Path) -> None:
+    trained = replace(FACTS, label_names=("spam", "ham", "eggs"))
+    labels = ["eggs", "spam", "ham", "eggs"] * 10
+    prepared, alone = prepare(classified(tmp_path, labels), trained), prepare(classified(tmp_path, labels), FACTS)
+    assert prepared.classes == {0: "spam", 1: "ham", 2: "eggs"}
+    assert alone.classes == {0: "eggs", 1: "ham", 2: "spam"}
+    assert [prepared.classes[label] for label in everything(prepared).labels] == [
+        alone.classes[label] for label in everything(alone).labels]
+    some = prepare(classified(tmp_path, ["ham", "eggs"] * 10), trained)
+    assert some.classes == prepared.classes
+    assert set(everything(some).labels.tolist()) == {1, 2}
+    with pytest.raises(DataError, match=r"data\.label: 'beans' is none of the model's classes \(spam, ham, eggs\), and "
+                                        r"others are; rename it, or write num_labels=2 to number classes anew"):
+        prepare(classified(tmp_path, ["ham", "beans"] * 10), trained)
+    anew = prepare(classified(tmp_path, ["ham", "beans"] * 10, num_labels=3), trained)
+    assert anew.classes == {0: "beans", 1: "ham"}
+    assert prepare(classified(tmp_path, ["x", "y", "z"] * 10), trained).classes == {0: "x", 1: "y", 2: "z"}
+
+
+def test_images_have_the_numbers_of_a_model_that_knows_their_classes(tmp_path: Path) -> None:
+    for name in ("blue", "red"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (4, 4)).save(tmp_path / name / "0.png")
+    images, names = open_images(str(tmp_path), replace(TINY_IMAGES, label_names=("red", "blue")), None)
+    assert names == ("red", "blue")
+    assert {file.parent.name: number for file, number in zip(images.files, images.classes, strict=True)} == {
+        "red": 0, "blue": 1}
 
 
 def test_classes_that_do_not_fit(tmp_path: Path) -> None:

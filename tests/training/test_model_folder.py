@@ -113,6 +113,18 @@ def test_a_model_of_images_has_its_processor_beside_it_and_its_speed_in_samples(
     assert AutoModelForImageClassification.from_pretrained(folder).config.id2label == {0: "black", 1: "red"}
 
 
+def test_a_class_that_the_data_does_not_name_has_no_other_ones_name(tiny, tmp_path):
+    rows = [{"text": word * n, "label": word} for n in range(1, 21) for word in ("eggs ", "ham ")]
+    (tmp_path / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+             "id2label": {0: "ham ", 1: "spam", 2: "more"}}
+    Trainer(recipe={**tiny, "model": "bert-base", "model_overrides": sizes, "task": "sequence-classification",
+                    "num_labels": 3, "vocab_size": 300, "data": str(tmp_path / "two.jsonl")}).train()
+    config = json.loads((Path(tiny["output_dir"]) / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "eggs ", "1": "ham ", "2": "LABEL_2"}
+    assert config["label2id"] == {"eggs ": 0, "ham ": 1, "LABEL_2": 2}
+
+
 def test_labels_that_are_all_ignored_end_the_run_before_it_begins(tiny):
     rows = [{"input_ids": [1, 2, 3], "labels": [-100] * 3}] * 20
     with pytest.raises(DataError, match="there is nothing to learn"):

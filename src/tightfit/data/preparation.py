@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tightfit.data.classes import classes_by_number
 from tightfit.data.corpora import evaluation_data, given_corpus, named_fields, open_corpus, usual_fields
 from tightfit.data.readers import (
     COMPLETION,
@@ -207,7 +208,9 @@ def _from_fields(
         from tightfit.data.chat import turn_end, with_template  # for conversations alone
 
         tokenizer = with_template(tokenizer, recipe.data, recipe.tokenizer)
-    train, evaluation, names = tokenize(split, tokenizer, cache_dir, progress)
+    train, evaluation, found = tokenize(split, tokenizer, cache_dir, progress)
+    names = classes_by_number(found, facts, recipe.num_labels)
+    train, evaluation = (part.renumbered([names.index(name) for name in found]) for part in (train, evaluation))
     if train.classes is not None and evaluation.classes is not None:
         classes = len(names) or 1 + int(max(train.classes.max(), evaluation.classes.max(initial=0)))
         if classes > facts.num_labels:

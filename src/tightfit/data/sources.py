@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tightfit.data.classes import classes_by_number
 from tightfit.data.corpora import missing_path
 from tightfit.data.samples import Example, generator, next_tokens
 from tightfit.errors import DataError, MissingLibrary
@@ -47,7 +48,7 @@ class ImageFolder:
 def open_images(
     source: str, facts: ModelFacts, num_labels: int | None, known: tuple[str, ...] = ()
 ) -> tuple[ImageFolder, tuple[str, ...]]:
-    """The images in `source/<class>/`, and the names of the classes, sorted. known: the names, where there are some
+    """The images in `source/<class>/`, and the names of the classes by number. known: the names, where there are some
     already.
 
     Raises DataError for other contents, and for fewer classes than the model's where no `num_labels` asks for those.
@@ -64,7 +65,7 @@ def open_images(
     if known and (strange := [name for name in names if name not in known]):
         raise DataError(f"data.eval_source: {source!r} has the class {strange[0]!r}, which is none of the training "
                         f"data's ({', '.join(known)}); rename or remove that folder")
-    names = known or names
+    names = known or classes_by_number(names, facts, num_labels)
     needed = max(len(names), 2)
     if needed > facts.num_labels or (num_labels is None and needed < facts.num_labels):
         raise DataError(f"data: {source!r} has {len(names)} classes and the model {facts.num_labels}; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -108,6 +108,10 @@ class Part:
 
     streams: dict[str, TokenStream]
     classes: Array | None
+
+    def renumbered(self, numbers: list[int]) -> Part:
+        """The part with class n as `numbers[n]`; as it is where there are none."""
+        return replace(self, classes=np.array(numbers)[self.classes]) if numbers and self.classes is not None else self
 
 
 def tokenize(

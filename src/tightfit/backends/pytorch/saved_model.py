@@ -51,8 +51,9 @@ def _own_tensors(model: nn.Module, stored: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def name_classes(model: transformers.PreTrainedModel, classes: dict[int, str]) -> None:
-    """Write the names of labels into the model's configuration."""
-    model.config.id2label = {**model.config.id2label, **classes}
+    """Write the names of labels into the model's configuration, in place of any that it has."""
+    numbers = range(model.config.num_labels)
+    model.config.id2label = {number: classes.get(number, f"LABEL_{number}") for number in numbers}
     model.config.label2id = {name: number for number, name in model.config.id2label.items()}
 
 
