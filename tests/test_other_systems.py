@@ -69,13 +69,13 @@ def test_a_model_is_planned_trained_and_resumed(tiny, tmp_path):
               "optimizer": "adamw", "precision": "fp32", "attention": "sdpa", "loss": "plain", "offload": "none"}
     code = """
 import json
-from tightfit.system import STOPPING, host_memory
+from tightfit.system import SIGNALS, host_memory
 values = json.loads(sys.argv[1])
 plan = tightfit.plan(recipe={**values, "device": "auto"}, gpu="rtx-4090")
 first = tightfit.Trainer(recipe={**values, "max_steps": 2}).train()
 second = tightfit.Trainer(recipe={**values, "loading": {"workers": 1}}).train()
 print(json.dumps([plan.chosen is not None, first.steps, second.first_step, second.steps, second.peak_memory,
-                  len(locked), signal.SIGBREAK in STOPPING, host_memory().total]))
+                  len(locked), signal.SIGBREAK in SIGNALS, host_memory().total]))
 """
     found = json.loads(ran(code, json.dumps(values)).splitlines()[-1])
     assert found[:7] == [True, 2, 2, 3, 123456789, 2, True]

@@ -43,7 +43,7 @@ def expanded(path: str | Path) -> Path:
 
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """Let every signal of STOPPING raise KeyboardInterrupt, as Ctrl-C does. For the main thread."""
+    """Let every signal of SIGNALS raise KeyboardInterrupt, as Ctrl-C does. For the main thread."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
     try:
         yield
