@@ -272,6 +272,18 @@ def test_the_command_line_lists_recipes_and_models_and_takes_no_options_for_fiel
                                         "recipe, write learning_rate=1e-4")
 
 
+def test_steps_on_the_command_line_take_the_place_of_a_files_epochs(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: gpt2\nnum_train_epochs: 3\n")
+    assert load_recipe(str(path)).num_train_epochs == 3
+    short = load_recipe(str(path), ["max_steps=2"])
+    assert (short.max_steps, short.num_train_epochs) == (2, None)
+    assert load_recipe(str(path), ["num_train_epochs=1"]).num_train_epochs == 1
+    assert load_recipe(str(path), ["max_steps=2", "num_train_epochs=null"]).num_train_epochs is None
+    with pytest.raises(RecipeError, match="max_steps: 2 steps and num_train_epochs=1 are two lengths of one run"):
+        load_recipe(str(path), ["max_steps=2", "num_train_epochs=1"])
+
+
 def test_one_tracker_may_be_written_as_a_string():
     assert Recipe.from_dict(apply_overrides({}, ["report_to=tensorboard"])).report_to == ("tensorboard",)
 

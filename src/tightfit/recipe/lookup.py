@@ -39,6 +39,7 @@ def load_recipe(
     """
     if name is None and training_arguments is None:
         raise RecipeError(f"RECIPE is missing: {RECIPES}")
+    overrides = _steps_or_epochs(list(overrides))
     values = {} if name is None else recipe_values(name)
     on_cuda = values.pop(IF_CUDA, {})
     if not isinstance(on_cuda, dict):
@@ -59,6 +60,17 @@ def load_recipe(
                           "model=gpt2")
     fields = with_task({**_on_cuda(cuda), **fields}, module)
     return _shorter(Recipe.from_training_arguments(training_arguments, **fields), fields, name, module)
+
+
+def _steps_or_epochs(overrides: list[str]) -> list[str]:
+    """The overrides, whose `max_steps` takes the place of a file's `num_train_epochs`. Raises RecipeError for both."""
+    written = dict(text.partition("=")[::2] for text in overrides)
+    if "max_steps" not in written:
+        return overrides
+    if written.get("num_train_epochs", "null") not in ("", "null"):
+        raise RecipeError(f"max_steps: {written['max_steps']} steps and num_train_epochs={written['num_train_epochs']} "
+                          "are two lengths of one run; write one of them")
+    return ["num_train_epochs=null", *overrides]
 
 
 def check_model(model: Any) -> None:

@@ -155,7 +155,7 @@ class Recipe(TechniqueFacts, BaseModel):
     warmup_steps: StepsOrShare = 0
     """Steps over which the learning rate rises from 0; below 1, a share of all steps."""
     max_steps: Positive = 300
-    """Optimizer steps to train for, unless `num_train_epochs` says how many."""
+    """Optimizer steps to train for, unless the recipe's `num_train_epochs` says how many."""
     num_train_epochs: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False), NUMBER] | None = None
     """Train for so many passes over the training data: `max_steps` is then counted when the data is prepared."""
     max_grad_norm: Coefficient = 1.0

@@ -29,7 +29,7 @@ from tightfit.devices import TENSOR_CORES, listed_device
 
 MATMUL_SIZES = {"cpu": (16, 64, 256, 1024), "cuda": (64, 256, 1024, 4096, 16384)}
 BATCH_SIZES = {"cpu": (16, 64, 256), "cuda": (64, 256, 1024)}
-"""Sizes of matmuls, one in an op and `BATCH` of them."""
+"""Sizes of matmuls, one in an op and `MATMULS_IN_OP` of them."""
 RESULT_BYTES = {
     "cpu": (1 << 10, 1 << 16, 1 << 20, 31 << 20, 36 << 20),
     "cuda": (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 25, 1 << 28),
