@@ -381,6 +381,26 @@ def test_a_split_to_evaluate_on(tmp_path: Path) -> None:
             prepare(recipe(tmp_path, data={"source": source, "eval_split": "test"}), FACTS)
 
 
+def test_a_split_or_a_configuration_of_what_has_none_is_refused(tmp_path: Path) -> None:
+    import datasets
+
+    table = datasets.Dataset.from_list([{"text": text} for text in texts(9)])
+    table.save_to_disk(str(tmp_path / "table"))
+    datasets.DatasetDict({"validation": table}).save_to_disk(str(tmp_path / "splits"))
+    file, table_folder, splits = (str(path) for path in (
+        write_texts(tmp_path / "a.jsonl"), tmp_path / "table", tmp_path / "splits"))
+    for source in ("dummy", "stdlib", file, table_folder):
+        with pytest.raises(DataError, match=r"data.split: 'validation' .* has no splits; leave it out, or write data="):
+            prepare(recipe(tmp_path, data={"source": source, "split": "validation"}), FACTS)
+        with pytest.raises(DataError, match=r"data.config: 'en' .* has no configurations; leave it out, or write data"):
+            prepare(recipe(tmp_path, data={"source": source, "config": "en"}), FACTS)
+    with pytest.raises(DataError, match=r"data.eval_split: 'test' .* has no splits"):
+        prepare(recipe(tmp_path, data={"source": splits, "split": "validation", "eval_source": file,
+                                       "eval_split": "test"}), FACTS)
+    for data in ({"source": splits}, {"source": file, "eval_source": splits}):  # which has the split
+        assert len(prepare(recipe(tmp_path, data={**data, "split": "validation"}), FACTS).train)
+
+
 def test_an_image_keeps_its_way_up(tmp_path: Path) -> None:
     from PIL import Image
 

@@ -36,7 +36,8 @@ SKIPPED = frozenset({
 })
 """Folders of the standard library that are left out: other people's packages, tests, test data, generated tables."""
 
-SAVED = ("state.json", "dataset_dict.json")
+SAVED_SPLITS = "dataset_dict.json"
+SAVED = ("state.json", SAVED_SPLITS)
 """Files that `datasets.save_to_disk` writes: with a dataset, and with a folder of splits."""
 
 
@@ -84,15 +85,23 @@ def given_corpus(rows: Any, wanted: Wanted, name: str) -> Corpus:
 
 
 def evaluation_data(data: Data) -> Data | None:
-    """The held-out data that the recipe names; None where it names none. Raises DataError for a split of what has
-    none."""
+    """The held-out data that the recipe names; None where it names none."""
     if data.eval_source is None and data.eval_split is None:
         return None
-    path = Path(data.source).expanduser()
-    saved = any((path / name).is_file() for name in SAVED)
-    if data.eval_source is None and (data.source in ("stdlib", "dummy") or (path.exists() and not saved)):
-        raise DataError(f"data.eval_split: {data.source!r} has no splits; write data.eval_source=<a file or folder>")
     return data.model_copy(update={"source": data.eval_source or data.source, "split": data.eval_split or data.split})
+
+
+def check_named_parts(data: Data) -> None:
+    """Raise DataError for a split or a configuration of a source that has none, which would be passed over."""
+    usual = type(data).model_fields
+    held = data.eval_source or data.source
+    for field, sources, has, what, write in (
+        ("split", (data.source, held), _has_splits, "splits", "leave it out, or write data=<that part's file>"),
+        ("eval_split", (held,), _has_splits, "splits", "write data.eval_source=<a file or folder>, or leave it out"),
+        ("config", (data.source, held), _on_hub, "configurations", "leave it out, or write data=<a Hugging Face id>"),
+    ):
+        if (value := getattr(data, field)) != usual[field].default and not any(has(source) for source in sources):
+            raise DataError(f"data.{field}: {value!r} is asked for, and {sources[0]!r} has no {what}; {write}")
 
 
 def named_fields(data: Data) -> Wanted | None:
@@ -134,6 +143,15 @@ def missing_path(field: str, value: str, path: Path) -> DataError:
 def is_path(name: str) -> bool:
     """Whether a name can only be a path: a Hugging Face id is `name` or `owner/name`."""
     return name.startswith((".", "~", "/")) or name.count("/") > 1 or "\\" in name
+
+
+def _on_hub(source: str) -> bool:
+    """Whether a source is none of this machine's."""
+    return source not in ("stdlib", "dummy") and not Path(source).expanduser().exists()
+
+
+def _has_splits(source: str) -> bool:
+    return _on_hub(source) or (Path(source).expanduser() / SAVED_SPLITS).is_file()
 
 
 def _looks_like_path(source: str, path: Path) -> bool:

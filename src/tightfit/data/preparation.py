@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tightfit.data.classes import classes_by_number
-from tightfit.data.corpora import evaluation_data, given_corpus, named_fields, open_corpus, usual_fields
+from tightfit.data.corpora import (
+    check_named_parts,
+    evaluation_data,
+    given_corpus,
+    named_fields,
+    open_corpus,
+    usual_fields,
+)
 from tightfit.data.readers import (
     COMPLETION,
     LABEL,
@@ -90,6 +97,7 @@ def prepare(
     if recipe.data.source == GIVEN_ROWS:
         raise DataError("data: it was rows given in Python, which a recipe does not hold; run that code again, with "
                         "profile_step=10 for a profile, or write data=<a file, a folder or a Hugging Face dataset>")
+    check_named_parts(recipe.data)
     if recipe.data.source == "dummy":
         return _from_dummy(recipe, facts)
     return _from_images(recipe, facts) if task.reads == "images" else _from_text(recipe, facts, progress)
