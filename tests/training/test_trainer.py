@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError,
 from tightfit.training import run_folder
 from tightfit.training.listeners import LastingConsole, Terminal
 from tightfit.training.run_folder import LOCK, folder_name
+from tightfit.training.session import unread
 
 ROWS = [{"input_ids": list(range(i, i + 16))} for i in range(40)]
 
@@ -279,6 +282,14 @@ def test_fp16_on_a_processor_is_remarked_on(recipe):
     assert any(text.startswith("note: precision: most processors compute fp16 slowly") for text in said.texts)
 
 
+def test_what_the_run_does_not_read_is_noted_at_its_start(recipe):
+    said = Said()
+    Trainer(Named(), {**recipe, "eval_steps": 1, "data": {"eval_fraction": 0.0}}, ROWS, listener=said).train()
+    assert [text for text in said.texts if "has no effect" in text] == [
+        "note: eval_steps: 1 has no effect: nothing is held out to evaluate on; write data.eval_fraction=0.05, or "
+        "data.eval_source=<other examples>"]
+
+
 def test_epochs_are_counted_in_steps_and_go_on_where_more_are_asked_for(recipe):
     """Two passes over the data, of which the run's recipe says how many steps they were; a third one goes on."""
     values = {**recipe, "num_train_epochs": 2, "warmup_steps": 0.5, "max_steps": 1}
@@ -415,3 +426,32 @@ def test_training_arguments_train_as_the_recipe_that_they_say(tmp_path: Path) ->
     missing = CliRunner().invoke(app, ["train", "--training-args", str(file)]).exception
     assert isinstance(missing, RecipeError)
     assert str(missing).startswith("RECIPE is missing")
+
+
+@pytest.mark.parametrize(("values", "evaluates", "says"), [
+    ({"data": {"source": "a.txt", "samples": 9}}, True, "data.samples: 9 has no effect: .* data=dummy alone; leave"),
+    ({"task": "masked-lm", "data": {"chat_template": "a.jinja"}}, True,
+     "data.chat_template: a.jinja has no effect: task=causal-lm alone learns conversations; leave it out"),
+    ({"data": {"target": "summary"}}, True, "data.target: summary has no effect: task=seq2seq alone"),
+    ({"data": {"label": "stars"}}, True, "data.label: stars has no effect: task=sequence-classification alone"),
+    ({"early_stopping_threshold": 0.1}, True,
+     "early_stopping_threshold: 0.1 has no effect: .* write early_stopping_patience="),
+    ({"eval_steps": 5, "data": {"eval_fraction": 0.0}}, False,
+     "eval_steps: 5 has no effect: nothing is held out to evaluate on; write data.eval_fraction=0.05, or"),
+])
+def test_what_a_run_does_not_read_is_said(values: dict[str, Any], evaluates: bool, says: str) -> None:
+    (note,) = unread(Recipe.from_dict(values), evaluates)
+    assert re.match(says, note)
+    assert unread(Recipe.from_dict(Recipe.from_dict(values).to_dict()), evaluates) == [note]
+
+
+@pytest.mark.parametrize("values", [
+    {},
+    {"data": {"source": "dummy", "samples": 9}},
+    {"data": {"chat_template": "a.jinja"}},
+    {"task": "seq2seq", "data": {"target": "summary"}},
+    {"task": "sequence-classification", "data": {"label": "stars"}},
+    {"eval_steps": 5, "early_stopping_patience": 2, "early_stopping_threshold": 0.1},
+])
+def test_what_a_run_reads_is_not_remarked_on(values: dict[str, Any]) -> None:
+    assert unread(Recipe.from_dict(values), True) == []

@@ -43,6 +43,24 @@ Log = Callable[[str], None]
 """Takes a sentence for the person running this."""
 
 
+def _for_task(predicts: str) -> Callable[[Recipe, bool], bool]:
+    return lambda recipe, _: get_task(recipe.task).predicts == predicts
+
+
+READ_WHERE: tuple[tuple[str, Callable[[Recipe, bool], bool], str], ...] = (
+    ("data.samples", lambda recipe, _: recipe.data.source == "dummy",
+     "it counts the examples of data=dummy alone; leave it out, or write max_steps=... for a shorter run"),
+    ("data.chat_template", _for_task("next"), "task=causal-lm alone learns conversations; leave it out"),
+    ("data.target", _for_task("target"), "task=seq2seq alone learns target texts; leave it out"),
+    ("data.label", _for_task("class"), "task=sequence-classification alone reads classes; leave it out"),
+    ("early_stopping_threshold", lambda recipe, _: recipe.early_stopping_patience is not None,
+     "no evaluation ends the run; write early_stopping_patience=..., or leave it out"),
+    ("eval_steps", lambda _, evaluates: evaluates,
+     "nothing is held out to evaluate on; write data.eval_fraction=0.05, or data.eval_source=<other examples>"),
+)  # fmt: skip
+"""Fields; whether a recipe's run reads one, given whether it has examples to evaluate on; and else the reason."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """A resolved recipe, and the backend and device that it runs on.
@@ -160,6 +178,22 @@ def require_data(recipe: Recipe, module: Any = None) -> None:
         model = "your model" if module is not None else repr(recipe.model)
         raise RecipeError(f"data: none is named, and {model} was trained before; write data=<a file, a folder or a "
                           "Hugging Face dataset>, or data=stdlib for the Python standard library's own source")
+
+
+def unread(recipe: Recipe, evaluates: bool) -> list[str]:
+    """A sentence on each field that says other than by default and that the recipe's run does not read. Values count,
+    for the recipe of a run names every field.
+
+    evaluates: whether there are examples to evaluate on.
+    """
+    notes = []
+    for field, is_read, reason in READ_WHERE:
+        section, _, name = field.rpartition(".")
+        owner = getattr(recipe, section) if section else recipe
+        value = getattr(owner, name)
+        if value != type(owner).model_fields[name].default and not is_read(recipe, evaluates):
+            notes.append(f"{field}: {value} has no effect: {reason}")
+    return notes
 
 
 def training_global_batches(recipe: Recipe) -> GlobalBatchLoader:

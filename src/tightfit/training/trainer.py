@@ -29,7 +29,7 @@ from tightfit.training.metrics_log import MetricsLog, require_trackers
 from tightfit.training.model_folder import finish_model, loaded_by
 from tightfit.training.run_folder import MODEL, PLAN, SUMMARY, RunFolder, locked, run_path
 from tightfit.training.schedule import length_field, respaced
-from tightfit.training.session import Session, open_session, recipe_for_machine, require_data
+from tightfit.training.session import Session, open_session, recipe_for_machine, require_data, unread
 from tightfit.training.state import TrainerState
 from tightfit.training.summary import Summary, beginning, sample_text, summarize
 
@@ -201,7 +201,7 @@ class Trainer:
         first_step = found.step if found else 0
         profile = self._profile(session, folder, first_step, source)
         build = session.build()
-        for note in (*data.notes, *build.notes):
+        for note in (*unread(recipe, evaluation is not None), *data.notes, *build.notes):
             self.listener.message(f"note: {note}")
         step = self.backend.step(build)
         for line in beginning(recipe, step, data, len(source)):
