@@ -253,6 +253,17 @@ def test_a_terminal_that_went_away_does_not_stop_the_run():
         terminal.message("[/not markup]")
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_speed_that_was_not_measured_is_not_shown(is_terminal):
+    screen = io.StringIO()
+    terminal = Terminal(LastingConsole(file=screen, force_terminal=is_terminal, width=200), seconds_between_lines=0.0)
+    with terminal:
+        terminal.started(0, 1)
+        terminal.stepped(1, 1.5, 0.0)
+    assert "loss 1.5000" in screen.getvalue()
+    assert "tokens/s" not in screen.getvalue()
+
+
 def test_the_models_configuration_is_read_once(tiny, monkeypatch):
     read = []
     made = models._make_config

@@ -34,7 +34,7 @@ class Listener:
         """The first step is about to run."""
 
     def stepped(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """A step has ended."""
+        """A step has ended. tokens_per_second: 0 where none was timed, as in a profiled step."""
 
     def stopping(self, by: str, again: bool) -> None:
         """A signal, `by` its name, asks to stop after the step at hand; again: a Ctrl-C after one. Called by a thread
@@ -103,7 +103,8 @@ class Terminal(Listener):
     def stepped(self, step: int, loss: float, tokens_per_second: float) -> None:
         if not self._due(step >= self._steps):
             return
-        figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} {self.unit}"
+        speed = f"  {tokens_per_second:,.0f} {self.unit}" if tokens_per_second else ""
+        figures = f"loss {loss:.4f}{speed}"
         if self._bar.disable:
             left = (time.monotonic() - self._began) / max(step - self._first, 1) * (self._steps - step)
             self.message(f"step {step}/{self._steps}  {figures}  {left:.0f} s left")
