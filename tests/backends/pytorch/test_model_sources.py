@@ -199,6 +199,22 @@ def test_a_classifier_of_another_size_is_drawn_anew(tmp_path: Path) -> None:
     assert build(str(tmp_path), "image-classification").notes == ()
 
 
+def test_stored_weights_that_overrides_leave_no_place_for_are_counted(tmp_path: Path) -> None:
+    layers = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    save_model(build("llama-3.2-1b", vocab_size=64, model_overrides={**layers, "num_hidden_layers": 3}).model, tmp_path)
+    model, (note,) = build(str(tmp_path), model_overrides={"num_hidden_layers": 1})
+    assert len(model.model.layers) == 1
+    assert note.startswith(f"not used of what is stored with {tmp_path}: 18 weights, model.layers.1.input_layernorm.")
+    assert "model_overrides" in note
+    assert build(str(tmp_path)).notes == build(str(tmp_path), model_overrides={"attention_dropout": 0.1}).notes == ()
+
+
+def test_a_head_that_another_task_leaves_behind_is_not_remarked_on(tmp_path: Path) -> None:
+    save_model(tiny_model("bert", "masked-lm"), tmp_path)
+    (note,) = build(str(tmp_path), "sequence-classification").notes
+    assert note.startswith("not stored with")
+
+
 def test_bf16_checkpoints_under_fp16_are_noted(tmp_path: Path) -> None:
     save_model(tiny_model("llama").to(torch.bfloat16), tmp_path)
     model, (note,) = build(str(tmp_path), precision="fp16")

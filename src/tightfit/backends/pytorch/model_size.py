@@ -21,7 +21,8 @@ from tightfit.backends.measurements import ModelSize
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.models import active_parameters, build_model, logits_of, parameter_count
+from tightfit.backends.pytorch.experts import parameters_met
+from tightfit.backends.pytorch.models import build_model, logits_of, parameter_count
 from tightfit.devices import Device
 from tightfit.model_facts import ModelFacts, model_facts
 from tightfit.recipe import Recipe
@@ -51,7 +52,7 @@ def model_size(recipe: Recipe, config: Any = None) -> ModelSize:
                     for name, s in inputs.items()}
         )  # fmt: skip
     return ModelSize(
-        parameters=parameters, active_parameters=active_parameters(model), flops=flops, values=values,
+        parameters=parameters, active_parameters=parameters_met(model), flops=flops, values=values,
     )
 
 

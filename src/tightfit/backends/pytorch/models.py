@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from transformers.modeling_utils import local_torch_dtype
 
 from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
-from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.sharding import full_shape
 from tightfit.backends.pytorch.switches import turn_off
 from tightfit.errors import ModelError, TightfitError, nearest, one_line
@@ -28,6 +27,7 @@ from tightfit.model_facts import facts_of, text_config
 from tightfit.models import ModelSource, TransformerConfig, read_config, resolve_source
 from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS, Task
+from tightfit.text import counted
 
 WEIGHTS_FILE = "model.safetensors"
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -172,7 +172,7 @@ def _from_config(config: Any, recipe: Recipe, task: Task, device: torch.device, 
 def _from_stored(
     name: str, config: Any, recipe: Recipe, task: Task, device: torch.device, dtype: torch.dtype
 ) -> tuple[nn.Module, list[str]]:
-    """The model with its stored weights, and notes on the weights that had to be drawn at random.
+    """The model with its stored weights, and notes on those that had to be drawn at random or are not used.
 
     A classifier of another size is drawn anew; any other weight of another size is an error.
     """
@@ -201,11 +201,16 @@ def _from_stored(
                 f"{tuple(wanted)}; take back the changed vocab_size or model_overrides, or write pretrained=false"
             )
         drawn.append(key)
-    if not drawn:
-        return model.to(device), []
-    note = DrawnAtRandom(f"not stored with {name}, so drawn at random: {', '.join(drawn)}")
-    note.names = drawn
-    return model.to(device), [note]
+    notes: list[str] = []
+    if drawn:
+        notes.append(note := DrawnAtRandom(f"not stored with {name}, so drawn at random: {', '.join(drawn)}"))
+        note.names = drawn
+    unused = sorted(loading["unexpected_keys"])
+    if unused and recipe.model_overrides:  # else what was trained for another task leaves its head behind
+        notes.append(f"not used of what is stored with {name}: {counted(len(unused), 'weight')}, "
+                     f"{', '.join(unused[:3])}{', ...' * (len(unused) > 3)}; the model that model_overrides asks for "
+                     "has no place for them: to train the whole stored model, leave it out")
+    return model.to(device), notes
 
 
 def _our_transformer(
@@ -287,14 +292,3 @@ def parameter_count(model: nn.Module, *, trained: bool = False) -> int:
     that are not frozen."""
     own = sum(full_shape(each).numel() for each in model.parameters() if each.requires_grad or not trained)
     return own + sum(0 if trained else getattr(module, "quantized_weights", 0) for module in model.modules())
-
-
-def active_parameters(model: nn.Module) -> int:
-    """Parameters of the model that a token meets: of experts, the share that it is sent to."""
-    count = parameter_count(model)
-    if not has_experts(model):
-        return count
-    # Only whoever has experts pays for it.
-    from tightfit.backends.pytorch.experts.active_parameters import inactive_parameters
-
-    return count - inactive_parameters(model)

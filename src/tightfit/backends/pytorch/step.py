@@ -16,10 +16,10 @@ from tightfit.backends.base import GlobalBatchSource, ParameterCounts
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build, Check
 from tightfit.backends.pytorch.errors import determinism_guard, memory_guard, model_guard
-from tightfit.backends.pytorch.experts import Routing, may_route
+from tightfit.backends.pytorch.experts import Routing, may_route, parameters_met
 from tightfit.backends.pytorch.generation import generate
 from tightfit.backends.pytorch.inspection import check_outputs, check_shapes, compile_seconds, op_names
-from tightfit.backends.pytorch.models import active_parameters, parameter_count
+from tightfit.backends.pytorch.models import parameter_count
 from tightfit.backends.pytorch.pending_step import NOT_CLIPPED, PendingStep
 from tightfit.backends.pytorch.sharding import full_tensor, is_on_drive, local_shard
 from tightfit.backends.pytorch.techniques.attention.functions import kernel_names
@@ -83,7 +83,7 @@ class Step:
     @property
     def parameters(self) -> ParameterCounts:
         model = self.build.model
-        return ParameterCounts(parameter_count(model), active_parameters(model), parameter_count(model, trained=True))
+        return ParameterCounts(parameter_count(model), parameters_met(model), parameter_count(model, trained=True))
 
     @property
     def compile_seconds(self) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
+from tightfit.backends.pytorch.models import parameter_count
 
 if TYPE_CHECKING:
     from tightfit.backends.pytorch.build import Build
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
 def has_experts(model: nn.Module) -> bool:
     """Whether any of the model's modules is a mixture of experts."""
     return any(hasattr(module, "num_experts") for module in model.modules())
+
+
+def parameters_met(model: nn.Module) -> int:
+    """Parameters of the model that a token meets: of experts, the share that it is sent to."""
+    count = parameter_count(model)
+    if not has_experts(model):
+        return count
+    # Only whoever has experts pays for it.
+    from tightfit.backends.pytorch.experts.active_parameters import inactive_parameters
+
+    return count - inactive_parameters(model)
 
 
 def may_route(build: Build) -> bool:
