@@ -350,3 +350,29 @@ def test_a_name_that_no_recipe_has_says_what_to_write(name, advice):
     with pytest.raises(UnknownRecipe) as raised:
         load_recipe(name)
     assert advice in str(raised.value)
+
+
+@pytest.mark.parametrize(("word", "advice"), [
+    ("weight_decay=0.1", "write optimizer=adamw optimizer.weight_decay=..."),
+    ("remat=full", "write checkpointing=..."),
+    ("scan_layers=true", "write backend=jax backend.layers=scanned"),
+    ("eval_fraction=0.1", "write data.eval_fraction=..."),
+    ("split=validation", "write data.split=..."),
+    ("text=body", "write data.text=..."),
+    ("messages=chat", "write data.messages=..."),
+    ("new_tokens=3", "write inference.new_tokens=..."),
+    ("label_smoothing_factor=0.1", "it changes the loss, which a recipe cannot say; leave it out"),
+    ("auto_find_batch_size=true",
+     "it changes the global batch where memory runs out; leave it out: recover=true halves micro-batches alone"),
+])
+def test_a_field_that_lies_elsewhere_or_nowhere_says_so(word: str, advice: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        as_recipe("quickstart", None, [word])
+    assert str(raised.value) == f"{word.partition('=')[0]}: not a field; {advice}"
+
+
+@pytest.mark.parametrize("words", [
+    ["optimizer=adamw", "optimizer.weight_decay=0.1"], ["backend=jax", "backend.layers=scanned"],
+])
+def test_what_is_advised_in_place_of_other_tools_fields_is_a_recipe(words: list[str]) -> None:
+    assert as_recipe("quickstart", None, words)

@@ -124,13 +124,10 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
     path = cut(".".join(([slot] if slot else []) + written))
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         name = parts[-1]
-        from tightfit.recipe import synonyms
-        from tightfit.recipe.hf_arguments.table import fields_of
+        from tightfit.recipe.hf_arguments.table import in_place_of
 
-        if not slot and name in synonyms.FIELDS:
-            return f"{path}: not a field; write {synonyms.FIELDS[name]}"
-        if not slot and (meant := fields_of(name)):
-            return f"{path}: not a field; write {' or '.join(meant)}"
+        if not slot and (advice := in_place_of(name, fields)):
+            return f"{path}: not a field; {advice}"
         owner = f" of {where}" if where else ""
         if not fields:
             return f"{path}: not a field{owner}, which has no knobs"

@@ -187,6 +187,18 @@ def fields_of(name: str) -> list[str]:
     return [own] if own else [field for field, names in FIELDS.items() if name in names]
 
 
+def in_place_of(name: str, fields: Mapping[str, Any]) -> str:
+    """What to do in place of writing a name that is not among a recipe's `fields`; empty where that is not known."""
+    sections = [f"{section}.{name}=..." for section, field in fields.items()
+                if name in getattr(field.annotation, "model_fields", ())]
+    if name in synonyms.FIELDS:
+        return f"write {synonyms.FIELDS[name]}"
+    if meant := fields_of(name) or sections:
+        return f"write {' or '.join(meant)}"
+    reason, _, advice = REFUSED.get(name, ("", ""))[1].partition("; ")
+    return f"it {reason}; {'leave it out' if advice.startswith('write') else advice}" if reason else ""
+
+
 def misplaced(fields: Iterable[str]) -> list[str]:
     """A sentence on fields that a recipe does not have, where two or more are arguments."""
     first, *others = [name for name in fields if name in {**DEFAULTS, **sft.SFT_ARGUMENTS, **ASIDE}] or [""]
