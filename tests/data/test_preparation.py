@@ -199,6 +199,21 @@ def test_classes_that_do_not_fit(tmp_path: Path) -> None:
         prepare(classified(tmp_path, ["a", None, "b", "a"]), FACTS)
 
 
+def test_numbers_to_regress_on_are_no_classes(tmp_path: Path) -> None:
+    says = (r"data\.label: field 'label' of .*c\.jsonl looks like numbers to regress on, such as -0\.75, which no task "
+            r"here does; write data\.label=<the field of a class>, or num_labels=4 where each of them is a class")
+    with pytest.raises(DataError, match=says):
+        prepare(classified(tmp_path, ["0.5", "1", "-0.75", "3e-1"]), FACTS)
+    says = (r"row 2 is 0\.25; write a text, or a whole number in every row, for no task here regresses on numbers; or "
+            r"data\.label=<the field of a class>")
+    with pytest.raises(DataError, match=says):
+        prepare(classified(tmp_path, [1, 0.25, 2, 3]), FACTS)
+    for labels in (["1.0", "2.0", "3.0", "4.0"], ["0.5", "1.5", "2.5", "many"]):
+        with pytest.raises(DataError, match="has 4 classes and the model 3; write num_labels=4"):
+            prepare(classified(tmp_path, labels), FACTS)
+    assert prepare(classified(tmp_path, ["0.5", "1", "1.5", "1"]), FACTS).classes == {0: "0.5", 1: "1", 2: "1.5"}
+
+
 def test_labels_that_are_numbers_stay_so() -> None:
     assert class_ids([2, 0, 1], "label") == class_ids(["2", "0", "1"], "label") == ([2, 0, 1], [])
     assert class_ids(["10", "9"], "label")[0] == [10, 9]

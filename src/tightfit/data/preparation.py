@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -222,6 +222,10 @@ def _from_fields(
     if train.classes is not None and evaluation.classes is not None:
         classes = len(names) or 1 + int(max(train.classes.max(), evaluation.classes.max(initial=0)))
         if classes > facts.num_labels:
+            if _are_fractions(names):
+                raise DataError(f"{LABEL}: field {recipe.data.label!r} of {split.corpus.name} looks like numbers to "
+                                f"regress on, such as {names[0]}, which no task here does; write data.label=<the field "
+                                f"of a class>, or num_labels={classes} where each of them is a class of its own")
             count = len(np.union1d(train.classes, evaluation.classes))
             gaps = not names and count < classes  # texts are numbered here
             new = np.setdiff1d(evaluation.classes, train.classes) if names else evaluation.classes[:0]
@@ -264,6 +268,14 @@ def _from_fields(
            "where to stop; write data.chat_template=<one with {{ eos_token }} behind them>",)
         * (MESSAGES in wanted and ends is None),
     )
+
+
+def _are_fractions(names: Sequence[str]) -> bool:
+    """Whether classes' names are numbers, and not whole ones alone."""
+    try:
+        return bool((np.array(names, dtype=np.float64) % 1 > 0).any())
+    except ValueError:
+        return False
 
 
 def _something_to_learn(task: Task, part: Part, tokenizer: Tokenizer) -> bool:

@@ -176,8 +176,10 @@ def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
     fitting = numbers if sum(numbers) > sum(texts) else texts  # what most rows hold is what was meant
     for number, (label, fits) in enumerate(zip(labels, fitting, strict=True), 1):
         if not fits:
+            fraction = isinstance(label, float) and label % 1 > 0
+            instead = ", for no task here regresses on numbers; or data.label=<the field of a class>" * fraction
             raise DataError(f"{LABEL}: field {field!r} of row {number} is {shown(label)}; write a text, or a whole "
-                            "number in every row")
+                            f"number in every row{instead}")
     names = sorted(set(labels))
     places = {name: place for place, name in enumerate(names)}
     return [places[label] for label in labels], names
