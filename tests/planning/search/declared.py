@@ -17,13 +17,15 @@ GIB = 1 << 30
 class Declared:
     """parameters: their number. sample: bytes that one keeps with nothing recomputed; a tenth with every block, the
     half with any other kind. speeds: tokens a second by precision and optimizer, the fastest elsewhere. compiled: how
-    many times as fast a compiled step is. recomputing: how many times as long a step takes that recomputes. streamed:
-    share of weights, gradients and states that is left on the device where blocks wait in host memory."""
+    many times as fast a compiled step is. copied: bytes a parameter of autocast's copies in it. recomputing: how many
+    times as long a step takes that recomputes. streamed: share of weights, gradients and states that is left on the
+    device where blocks wait in host memory."""
 
     parameters: float
     sample: float
     speeds: dict
     compiled: float = 1.0
+    copied: float = 2.0
     recomputing: float = 1.1
     streamed: float = 1.0
     calls: list = field(default_factory=list)
@@ -32,7 +34,7 @@ class Declared:
         self.calls.append(recipe)
         assert not recipe.refusals(device)
         precision, optimizer = recipe.precision, recipe.optimizer
-        copies = 2 if precision.autocast else 0
+        copies = (self.copied if recipe.compile.compiles else 2) if precision.autocast else 0
         kept = {"none": 1.0, "every-block": 0.1}.get(recipe.checkpointing.name, 0.5)
         held = [(Category.WEIGHTS, precision.weight_bytes + copies), (Category.GRADIENTS, precision.weight_bytes),
                 (Category.OPTIMIZER, optimizer.bytes_beside(precision.weight_rounding))]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.failing import failing
 from tests.planning.ops import gpu
+from tests.planning.search.declared import GIB, Declared
 from tests.planning.toy import Toy
 from tightfit.devices import MIB, Device
 from tightfit.errors import ModelError, Refused
@@ -115,6 +116,23 @@ def test_a_run_of_known_length_pays_for_compiling():
     run = search(recipe, gpu(1 << 34), toy.tools(MARGIN), for_run=True)
     assert run.recipe.compile.name == "off"
     assert (long.whole_run.startup_seconds, short.whole_run.startup_seconds) == (60, 0)
+
+
+class Uncast(Declared):
+    """A compiled step keeps hardly any of autocast's copies, and the larger a micro-batch, the faster a step is."""
+
+    def seconds(self, trace, recipe, device):
+        step = super().seconds(trace, recipe, device)
+        return replace(step, seconds=step.seconds * (1 + 1 / recipe.micro_batch_size))
+
+
+@pytest.mark.parametrize("comparing", [False, True])
+def test_the_usual_precision_that_fits_only_compiled_is_weighed_at_each_micro_batch(comparing):
+    toy = Uncast(parameters=1e9, sample=GIB, speeds={("bf16", "adamw"): 2e4, ("fp32", "adamw"): 1e4}, copied=0.2)
+    recipe = Recipe.from_dict({"batch_size": 16, "vocab_size": 50_304, "offload": "none"})
+    plan = search(recipe, gpu(16.2e9 + 1.2 * GIB), toy.tools(MARGIN), comparing=comparing)
+    chosen = plan.recipe
+    assert (chosen.precision.name, chosen.compile.compiles, chosen.micro_batch_size) == ("bf16", True, 16)
 
 
 def test_a_value_that_nothing_can_stand_in_for_is_not_dominated():

@@ -21,10 +21,8 @@ def evaluate_comparisons(exploration: Exploration) -> None:
     larger = [(choice, other) for other in exploration.sizes if other > micro][:1]
     plainer = [other for other in space.undone(choice) if space.allows(other) and space.trace_cost(other) == 1]
     exploration.compared = larger + [(other, micro) for other in plainer[:2]]
-    usual = usual_precision(exploration, best)
-    unchanged = [(space.least_memory(usual), exploration.sizes[0])] if usual else []
     with suppress(TraceBudgetExceeded):
-        exploration.evaluate([*exploration.compared, *unchanged])
+        exploration.evaluate([*exploration.compared, *usual_at_least_memory(exploration, best)])
         _evaluate_smaller(exploration)
         evaluate_shares(exploration)
 
@@ -50,6 +48,12 @@ def _evaluate_smaller(exploration: Exploration) -> None:
         if pair not in exploration.found or exploration.speed(pair) <= speed:
             return
         speed = exploration.speed(pair)
+
+
+def usual_at_least_memory(exploration: Exploration, best: Pair) -> list[Pair]:
+    """What needs least memory of the usual precision, where a choice keeps numerics and has another; else none."""
+    usual = usual_precision(exploration, best)
+    return [(exploration.space.least_memory(usual), exploration.sizes[0])] if usual else []
 
 
 def usual_precision(exploration: Exploration, best: Pair) -> list[Combination]:

@@ -15,6 +15,7 @@ from tightfit.planning.costs import FitRank
 from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.choose import choose, eligible_levels
+from tightfit.planning.search.comparisons import usual_at_least_memory
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.forecast import FieldValue
 from tightfit.planning.search.host_memory import evaluate_shares
@@ -110,7 +111,8 @@ def _by_level(exploration: Exploration, worst: FitRank) -> None:
                 exploration.assume_more_host_memory(choices, worst)
             elif worst.is_safe and choose(exploration, worst) is None:
                 evaluate_shares(exploration)
-        if choose(exploration, worst) is not None:
+        if (best := choose(exploration, worst)) is not None:
+            exploration.evaluate(usual_at_least_memory(exploration, best))  # which no forecast may say is enough
             _search(exploration, _choices(exploration, eligible_levels(exploration, level)), worst)
             return
 
