@@ -36,7 +36,7 @@ from tightfit.data.readers import (
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
 from tightfit.data.sources import Dummy, image_processor, open_images, pixel_scale
 from tightfit.data.splitting import Progress, Split, held_out
-from tightfit.data.tokenized import Part, tokenize, unigram_loss, unlearned
+from tightfit.data.tokenized import Part, something_to_learn, tokenize, unigram_loss, unlearned
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError, shown
@@ -44,7 +44,7 @@ from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
 from tightfit.recipe.sections import GIVEN_ROWS
 from tightfit.system import expanded
-from tightfit.tasks import Task, get_task
+from tightfit.tasks import get_task
 
 if TYPE_CHECKING:
     from tightfit.data.rows import Rows
@@ -239,7 +239,7 @@ def _from_fields(
     if packed and tokens < recipe.seq_len:
         raise DataError(f"seq_len: {split.corpus.name} has {tokens:,} training tokens, fewer than one sequence of "
                         f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")
-    if not _something_to_learn(task, train, tokenizer):
+    if not something_to_learn(task, train, tokenizer):
         why = "each is empty or holds special tokens only; write data=<documents with text>"
         if LEARNED in train.streams:
             roles = ""
@@ -276,18 +276,6 @@ def _are_fractions(names: Sequence[str]) -> bool:
         return bool((np.array(names, dtype=np.float64) % 1 > 0).any())
     except ValueError:
         return False
-
-
-def _something_to_learn(task: Task, part: Part, tokenizer: Tokenizer) -> bool:
-    """Whether any token of the training documents can be a label, or where they have classes, tells one."""
-    train = part.streams[TEXT]
-    if LEARNED in part.streams:
-        return bool(part.streams[LEARNED].counts[1])
-    if task.predicts == "next":  # a document's first token has none before it to be predicted from
-        return len(train) > train.documents
-    if task.predicts in ("hidden", "class"):
-        return bool(np.delete(train.counts, list(tokenizer.special_ids)).any())
-    return True
 
 
 def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: Tokenizer, packed: bool) -> Samples:

@@ -243,6 +243,18 @@ def unlearned(learned: TokenStream | None, limit: int | None) -> int:
     return int((before[stops] == before[np.minimum(starts + 1, stops)]).sum())
 
 
+def something_to_learn(task: Task, part: Part, tokenizer: Tokenizer) -> bool:
+    """Whether any token of the training documents can be a label, or where they have classes, tells one."""
+    train = part.streams[TEXT]
+    if LEARNED in part.streams:
+        return bool(part.streams[LEARNED].counts[1])
+    if task.predicts == "next":  # a document's first token has none before it to be predicted from
+        return len(train) > train.documents
+    if task.predicts in ("hidden", "class"):
+        return bool(np.delete(train.counts, list(tokenizer.special_ids)).any())
+    return True
+
+
 def unigram_loss(task: Task, train: Part, held_out: Part, special_ids: tuple[int, ...] = ()) -> float | None:
     """Nats per held-out token, predicted by how often each token occurs in training (add-one smoothed); None where no
     tokens are predicted, or not all. special_ids: tokens that are never hidden."""
