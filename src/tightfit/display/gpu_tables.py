@@ -100,8 +100,8 @@ def show_overview(overview: Overview, console: Console) -> None:
         *(f"refused where there is -: {reason}" for reason in refused),
         *[f"offload=host: with up to {size(host)} of the machine's memory"] * (host > 0),
         "no: more than the card has, or less than the margin free",
-        f"{counted(overview.traces, 'trace')} for all cards, of few recipes each and none compiled: tightfit plan "
-        f"{asked.model} --gpu NAME searches for the fastest. Not calibrated.",
+        f"{counted(overview.traces, 'trace')} for all cards, of few recipes each, compiled only where nothing "
+        f"else fits: tightfit plan {asked.model} --gpu NAME searches for the fastest. Not calibrated.",
     ):
         console.print(Text(remark))
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.display.plans import GIB, memory
 from tests.display.plans import estimate as estimate_made
-from tests.display.plans import memory
 from tests.failing import failing
 from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.errors import ModelError
+from tightfit.planning.costs import FitRank
 from tightfit.planning.estimate import estimate
 from tightfit.planning.search.overview import WAYS, GpuEstimate, Overview, overview
 from tightfit.planning.search.pool import Pool
@@ -102,6 +103,26 @@ def test_where_weights_and_states_alone_are_too_large_nothing_smaller_is_tried()
     pool = Made(held=10.0)
     overview(Recipe.from_dict(FIELDS), CARDS[1:2], pool)
     assert pool.asked == [(4, False), (4, True), (4, False), (4, False)]
+
+
+@pytest.mark.parametrize(("short", "compiled"), [(0.4, True), (0.6, False)])
+def test_compiled_blocks_are_tried_where_no_more_lacks_than_copies_of_weights(short, compiled):
+    class Short(Made):
+        """1 GiB of weights; of all of them nothing fits that is not compiled."""
+
+        def each(self, function, jobs, progress=None):
+            made = super().each(function, jobs, progress)
+            lacking = memory(capacity=round((12 - short) * GIB), margin=0, device_rank=FitRank.NONE)
+            return [[each if each.recipe.compile.compiles or each.recipe.offloaded.uses_host
+                     or each.recipe.trainable.freezes else replace(each, memory=lacking, time=None)
+                     for each in estimates] for estimates in made]
+
+    card = replace(CARDS[1], memory_bytes=round((14 - short) * GIB))
+    [found] = overview(Recipe.from_dict(FIELDS), [card], Short(held=1.0)).cards
+    weights = found.ways["all weights"]
+    assert (weights.time is not None) is weights.recipe.compile.compiles is compiled
+    [pinned] = overview(Recipe.from_dict({**FIELDS, "compile": "off"}), [card], Short(held=1.0)).cards
+    assert pinned.ways["all weights"].time is None
 
 
 def test_pins_are_kept_and_make_one_way(tools):

@@ -31,13 +31,15 @@ SMALLEST: Mapping[str, Any] = {"micro_batch_size": 1}
 LEAST_MEMORY: Mapping[str, Any] = {"checkpointing": "every-block", "loss": "chunked", "compile": "off"}
 """The values of the fields that are open: those of least memory, and of least time to trace, but for long sequences'
 tiles."""
+COMPILED: Mapping[str, Any] = {**SMALLEST, "compile": "per-block"}
+"""What holds no 16-bit copies of all weights at once, as an eager step under autocast does; slower to trace."""
 WAYS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "all weights": ({"offload": "none"}, {"offload": "none", **SMALLEST}),
+    "all weights": tuple({"offload": "none", **more} for more in ({}, SMALLEST, COMPILED)),
     "offload=host": ({"offload": Host(activations=1, embeddings=True)},),  # whose traces take longest
     **{name: tuple({**way, "offload": "none", **more} for more in ({}, SMALLEST)) for name, way in ADAPTERS.items()},
 }
 """Ways to train a model, each with its recipes in the order in which they are tried."""
-AS_WRITTEN: Mapping[str, tuple[Mapping[str, Any], ...]] = {"as written": ({}, SMALLEST)}
+AS_WRITTEN: Mapping[str, tuple[Mapping[str, Any], ...]] = {"as written": ({}, SMALLEST, COMPILED)}
 """The way of a recipe that says what is trained, or what waits in host memory."""
 
 
@@ -109,7 +111,8 @@ def overview(recipe: Recipe, devices: Iterable[Device], pool: Pool, progress: Pr
         jobs: list[tuple[str, Recipe, tuple[Device, ...]]] = []
         for name, recipes in ways.items():
             if attempt < len(recipes):
-                left = [device for device in ordered if _may_still_fit(found.get((name, device.name)), device)]
+                compiled = "compile" in recipes[attempt]
+                left = [device for device in ordered if _may_fit(found.get((name, device.name)), device, compiled)]
                 tried = {repr(each.recipe) for each in found.values() if isinstance(each, GpuEstimate)}
                 jobs += [(name, resolved, group)
                          for resolved, group in _jobs(recipe, recipes[attempt], left, partial(_refuse, found, name))
@@ -184,13 +187,14 @@ def _jobs(
     yield from ((resolved, tuple(group)) for resolved, group in groups.values())
 
 
-def _may_still_fit(estimate: GpuEstimate | str | None, device: Device) -> bool:
+def _may_fit(estimate: GpuEstimate | str | None, device: Device, compiled: bool) -> bool:
     """Whether another recipe of the way may do where this one does not: not where weights and optimizer states alone
-    are more than the card has."""
+    are more than the card has; a compiled one, where less is lacking than the 16-bit copies take, half the weights."""
     if not isinstance(estimate, GpuEstimate):
         return estimate is None
-    held = sum(estimate.memory.by_category.get(name, 0) for name in ("weights", "optimizer"))
-    return estimate.time is None and held < device.memory_bytes
+    weights, states = (estimate.memory.by_category.get(name, 0) for name in ("weights", "optimizer"))
+    near = not compiled or estimate.memory.demand - device.memory_bytes < weights / 2
+    return estimate.time is None and weights + states < device.memory_bytes and near
 
 
 def _refuse(found: dict[tuple[str, str], GpuEstimate | str], name: str, device: Device, reason: str) -> None:
