@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tightfit.data.classes import classes_by_number
 from tightfit.data.corpora import (
     check_named_parts,
     evaluation_data,
@@ -36,7 +35,7 @@ from tightfit.data.readers import (
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
 from tightfit.data.sources import Dummy, image_processor, open_images, pixel_scale
 from tightfit.data.splitting import Progress, Split, held_out
-from tightfit.data.tokenized import Part, something_to_learn, tokenize, unigram_loss, unlearned
+from tightfit.data.tokenized import Part, classes_by_number, something_to_learn, tokenize, unigram_loss, unlearned
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
 from tightfit.data.tokenizing import Tokenizer
 from tightfit.errors import DataError, shown

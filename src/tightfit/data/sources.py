@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.data.classes import classes_by_number
 from tightfit.data.corpora import missing_path
 from tightfit.data.samples import Example, generator, next_tokens
+from tightfit.data.tokenized import classes_by_number
 from tightfit.errors import DataError, MissingLibrary
 from tightfit.model_facts import ModelFacts
 from tightfit.models import resolve_source

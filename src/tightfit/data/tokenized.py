@@ -18,6 +18,7 @@ from tightfit.data.splitting import Progress, Split
 from tightfit.data.tokenizing import SIDES_SIZE, Tokenizer
 from tightfit.errors import DataError, shown
 from tightfit.files import digest
+from tightfit.model_facts import ModelFacts
 from tightfit.tasks import Array, Task
 
 PARTS = ("train", "evaluation")
@@ -183,6 +184,21 @@ def class_ids(labels: list[Any], field: str) -> tuple[list[int], list[str]]:
     names = sorted(set(labels))
     places = {name: place for place, name in enumerate(names)}
     return [places[label] for label in labels], names
+
+
+def classes_by_number(names: tuple[str, ...], facts: ModelFacts, num_labels: int | None) -> tuple[str, ...]:
+    """The names of classes by number: the model's `label_names` where each of the data's `names` is one of them, else
+    the data's own order, as transformers' examples have it.
+
+    num_labels: the recipe's. Raises DataError where the model knows some of the names alone, unless that is written.
+    """
+    strange = [name for name in names if name not in facts.label_names]
+    if names and not strange:
+        return facts.label_names
+    if len(strange) < len(names) and num_labels is None:
+        raise DataError(f"{LABEL}: {strange[0]!r} is none of the model's classes ({', '.join(facts.label_names)}), and "
+                        f"others are; rename it, or write num_labels={max(len(names), 2)} to number classes anew")
+    return names
 
 
 def _encode(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress | None) -> Array:
