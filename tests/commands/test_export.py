@@ -92,6 +92,15 @@ def test_a_base_that_is_stored_nowhere_else_is_written_beside_the_adapter(stored
     assert "stored nowhere else" in run("export", path, "--merge")[2]
 
 
+def test_a_base_with_overrides_is_no_stored_one(folder):
+    for overrides, beside in (({"attention_dropout": 0.1}, False), ({"rms_norm_eps": 0.5}, True)):
+        path = Path(f"{folder['output_dir']}-{beside}")
+        Trainer(recipe={**folder, "trainable": "lora", "model_overrides": overrides, "output_dir": str(path)}).train()
+        assert (path / "model" / "base").exists() == beside
+    named = json.loads((path / "model" / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert transformers.AutoConfig.from_pretrained(named).rms_norm_eps == 0.5
+
+
 def test_a_classifiers_head_and_the_names_of_its_classes_are_in_the_adapter(tmp_path, folder, run):
     rows = [{"text": f"word {number}", "label": ("no", "yes")[number % 2]} for number in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -30,14 +30,15 @@ PREFIX = "base_model.model."
 
 def save_adapter(build: Build, folder: Path, classes: dict[int, str] | None = None) -> None:
     """Write what a build trains as an adapter of `peft`, with its base named: the stored model that the recipe names
-    where it lacks nothing but the head, or one that is written beside it, dequantized where it is quantized. The first
-    process writes."""
+    where it lacks nothing but the head and nothing of it was overridden but dropout, or one that is written beside it,
+    dequantized where it is quantized. The first process writes."""
     if build.world.rank:
         return
     folder.mkdir(parents=True, exist_ok=True)
     head = [name for name, _ in classifier_head(build)]
     drawn = [name for note in build.notes if isinstance(note, DrawnAtRandom) for name in note.names]
     whole = all(name.partition(".")[0] in head for name in drawn)
+    whole = whole and all("drop" in field for field in build.recipe.model_overrides)
     source = stored_source(build.recipe) if whole and not build.own_model else None
     base = folder / BASE
     if source is not None:
