@@ -218,14 +218,14 @@ def test_kernels_count_for_the_op_that_launched_them_and_others_stand_alone():
                     op=Op(name="aten.mm", tick=1, phase=Phase.FORWARD, op_class=OpClass.CONTRACTION, module="h.0"))],
         phases=[Phase.FORWARD], gradients=[], held={}, held_elsewhere=7, allocations=[],
     )
-    tree = [node("tightfit:phase:0", 1000, 900, node("tightfit:op:0", 1100, 50)),
-            node("tightfit:op:0", 3000, 300, tag=_EventType.Kineto)]  # the same op's line of the GPU's time
+    tree = [node("tightfit-mark:phase:0", 1000, 900, node("tightfit-mark:op:0", 1100, 50)),
+            node("tightfit-mark:op:0", 3000, 300, tag=_EventType.Kineto)]  # the same op's line of the GPU's time
     events = [
         flat("cudaLaunchKernel", 1110, 5, 41), flat("cudaLaunchKernel", 1120, 5, 42),
         flat("cuLaunchKernel", 1500, 5, 43), flat("cudaMemcpyAsync", 1600, 5, 44),
         flat("sm90_gemm", 3000, 200, 41, "CUDA"), flat("splitk_reduce", 3200, 100, 42, "CUDA"),
         flat("triton_poi_fused_add", 3300, 40, 43, "CUDA"), flat("Memcpy DtoH", 3400, 10, 44, "CUDA"),
-        flat("tightfit:phase:0", 3000, 400, 0, "CUDA", annotation=True),
+        flat("tightfit-mark:phase:0", 3000, 400, 0, "CUDA", annotation=True),
     ]
     trace = measured_trace(marks, read(Kineto(tree, events), "cuda"), "cuda")
     assert [(op.name, op.op_class, op.tick, op.phase) for op in trace.ops] == [
@@ -239,7 +239,7 @@ def test_kernels_count_for_the_op_that_launched_them_and_others_stand_alone():
 
 def test_lanes_are_when_kernels_and_copies_ran():
     marks = SimpleNamespace(phases=[Phase.FORWARD, Phase.BACKWARD])
-    tree = [node("tightfit:phase:0", 1000, 900), node("tightfit:phase:1", 2000, 900)]
+    tree = [node("tightfit-mark:phase:0", 1000, 900), node("tightfit-mark:phase:1", 2000, 900)]
     events = [
         flat("cudaLaunchKernel", 1110, 5, 41), flat("cudaMemcpyAsync", 1600, 5, 42),
         flat("cudaMemcpyAsync", 2600, 5, 43),
@@ -265,10 +265,10 @@ def test_a_gpus_memory_is_told_apart_by_op_and_address():
         allocations=[weight, made, kept],
     )
     inside = (memory(1100, 800, 80), memory(1110, 900, 16), memory(1115, 7, 5, "cpu"), memory(1120, 900, -16))
-    tree = [node("tightfit:phase:0", 1000, 900, node("tightfit:op:0", 1100, 50, *inside)),
-            node("tightfit:phase:1", 2000, 900,
+    tree = [node("tightfit-mark:phase:0", 1000, 900, node("tightfit-mark:op:0", 1100, 50, *inside)),
+            node("tightfit-mark:phase:1", 2000, 900,
                  node("## Call CompiledFxGraph x ##", 2100, 200, memory(2150, 640, 40), memory(2160, 800, -80)),
-                 node("tightfit:grad:0", 2500, 1))]
+                 node("tightfit-mark:grad:0", 2500, 1))]
     trace = measured_trace(marks, read(Kineto(tree, []), "cuda"), "cuda")
     found = [(a.bytes, a.category, a.born, a.category_since, a.died, a.op) for a in trace.allocations]
     assert found == [
