@@ -260,7 +260,7 @@ def unlearned(learned: TokenStream | None, limit: int | None) -> int:
 
 
 def something_to_learn(task: Task, part: Part, tokenizer: Tokenizer) -> bool:
-    """Whether any token of the training documents can be a label, or where they have classes, tells one."""
+    """Whether the training documents have a token to predict, or, where they have classes, any text at all."""
     train = part.streams[TEXT]
     if LEARNED in part.streams:
         return bool(part.streams[LEARNED].counts[1])

@@ -128,7 +128,7 @@ def read_chat_template(data: Data) -> str | None:
 
 def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str]], fingerprint: str) -> Tokenizer:
     specials = [*special_tokens(get_task(recipe.task), facts.pad_token_id), *chat_markers(recipe.data)]
-    key = digest(["byte-level BPE 3", fingerprint, str(facts.vocab_size), *specials])
+    key = digest(["byte-level BPE 4", fingerprint, str(facts.vocab_size), *specials])
 
     def fill(folder: Path) -> None:
         bare_tokenizer(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)

@@ -109,8 +109,7 @@ class Data(BaseModel):
     text: str = "text"
     """Field that holds the text (seq2seq: the source text)."""
     text_pair: str | None = None
-    """Field that holds the second text of pairs, such as a hypothesis, of which sequence-classification tells the
-    class."""
+    """Field that holds the second sentence of a pair, such as a hypothesis (sequence-classification)."""
     messages: str | None = None
     """Field that holds a conversation, of which a causal-lm learns the assistant's turns: a list of messages with
     `role` and `content`; by default `messages`, where there is no field of texts."""

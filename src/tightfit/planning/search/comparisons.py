@@ -51,7 +51,8 @@ def _evaluate_smaller(exploration: Exploration) -> None:
 
 
 def usual_at_least_memory(exploration: Exploration, best: Pair) -> list[Pair]:
-    """What needs least memory of the usual precision, where a choice keeps numerics and has another; else none."""
+    """The recipe of least memory in the usual precision, such as bf16, where a choice of the same numerics has another
+    precision; else none."""
     usual = usual_precision(exploration, best)
     return [(exploration.space.least_memory(usual), exploration.sizes[0])] if usual else []
 

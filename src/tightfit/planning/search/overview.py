@@ -32,7 +32,7 @@ LEAST_MEMORY: Mapping[str, Any] = {"checkpointing": "every-block", "loss": "chun
 """The values of the fields that are open: those of least memory, and of least time to trace, but for long sequences'
 tiles."""
 COMPILED: Mapping[str, Any] = {**SMALLEST, "compile": "per-block"}
-"""What holds no 16-bit copies of all weights at once, as an eager step under autocast does; slower to trace."""
+"""Settings without autocast's 16-bit copies of all weights at once, which an eager step keeps; slower to trace."""
 WAYS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "all weights": tuple({"offload": "none", **more} for more in ({}, SMALLEST, COMPILED)),
     "offload=host": ({"offload": Host(activations=1, embeddings=True)},),  # whose traces take longest

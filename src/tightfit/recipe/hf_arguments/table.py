@@ -188,7 +188,7 @@ def fields_of(name: str) -> list[str]:
 
 
 def in_place_of(name: str, fields: Mapping[str, Any]) -> str:
-    """What to do in place of writing a name that is not among a recipe's `fields`; empty where that is not known."""
+    """Advice for a name that is none of a recipe's `fields`; empty where there is none."""
     sections = [f"{section}.{name}=..." for section, field in fields.items()
                 if name in getattr(field.annotation, "model_fields", ())]
     if name in synonyms.FIELDS:
