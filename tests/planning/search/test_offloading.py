@@ -14,10 +14,10 @@ from tightfit.planning.estimate import Margin
 from tightfit.planning.host_shares import ALL_BLOCKS, KINDS
 from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.choose import choose
-from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated, InProcess
 from tightfit.planning.search.exploration import Exploration
 from tightfit.planning.search.host_memory import worth_filling
+from tightfit.planning.search.neighbors import usual_precision
 from tightfit.planning.search.search import search
 from tightfit.planning.search.smallest_gpu import smallest_gpu
 from tightfit.planning.search.space import Space

@@ -18,7 +18,6 @@ from tightfit.planning.estimate import Margin, estimate
 from tightfit.planning.plan import Interrupted
 from tightfit.planning.search.budget import TraceBudget, TraceBudgetExceeded
 from tightfit.planning.search.choose import choose
-from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.explain import ranked, too_large, why
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
@@ -223,7 +222,6 @@ def test_explaining_traces_nothing():
     found = Exploration(Space(recipe, gpu(memory_for(toy, 15))), InProcess(toy.tools(MARGIN)), TraceBudget(limit=40),
                         margin=MARGIN)
     explore(found)
-    evaluate_comparisons(found)
     made = len(toy.calls)
     assert found.budget.made == made
     best = choose(found)

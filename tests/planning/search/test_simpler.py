@@ -13,10 +13,10 @@ from tightfit.devices import find_device
 from tightfit.planning.estimate import Margin
 from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.choose import choose
-from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.exploration import Exploration
-from tightfit.planning.search.explore import _try_simpler
+from tightfit.planning.search.explore import COMPARISONS, improve
+from tightfit.planning.search.neighbors import plainer
 from tightfit.planning.search.search import search
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
@@ -44,7 +44,7 @@ def test_what_waits_in_host_memory_is_tried_on_the_device_that_has_room_for_it(p
     assert resident[space.fields.index("offload")] == NoOffload()
     states_alone = with_values(compile=PerBlock(), offload=Host(weights=0.0, gradients=0.0))
     exploration.evaluate([(eager, 4), (eager, 8), (states_alone, 8)])
-    _try_simpler(exploration)
+    improve(exploration, [plainer])
     fits = 16 * parameters < 13 * GIB
     assert ((resident, 8) in exploration.found) is fits
 
@@ -54,7 +54,7 @@ def test_nothing_is_tried_where_nothing_is_undone():
     space = Space(Recipe(batch_size=16), replace(find_device("t4"), memory_bytes=64 * GIB))
     exploration = Exploration(space, InProcess(tools), TraceBudget(limit=20), margin=Margin())
     exploration.evaluate([(space.defaults, 8)])
-    _try_simpler(exploration)
+    improve(exploration, [plainer])
     assert list(exploration.found) == [(space.defaults, 8)]
 
 
@@ -74,9 +74,20 @@ def test_where_larger_micro_batches_are_slower_smaller_ones_are_tried():
     exploration = Exploration(space, InProcess(toy.tools()), TraceBudget(limit=20), margin=Margin())
     only = space.defaults
     exploration.evaluate([(only, 16)])
-    evaluate_comparisons(exploration)
+    improve(exploration, COMPARISONS)
     assert [micro for _, micro in exploration.found] == [16, 32, 8, 4]
     assert choose(exploration) == (only, 8)
+
+
+def test_what_proves_better_is_asked_for_its_own_neighbors():
+    pinned = {**PLAIN, "batch_size": 64, "offload": "none", "precision": "bf16"}
+    toy = Cached(parameters=1e8, sample=0.01 * GIB, speeds={("bf16", "adamw"): 1e4})
+    space = Space(Recipe.from_dict(pinned), find_device("l4"))
+    exploration = Exploration(space, InProcess(toy.tools()), TraceBudget(limit=20), margin=Margin())
+    exploration.evaluate([(space.defaults, 2)])
+    improve(exploration, [lambda _, best: [(best[0], 2 * best[1])]])
+    assert [micro for _, micro in exploration.found] == [2, 4, 8, 16]
+    assert choose(exploration) == (space.defaults, 8)
 
 
 def test_micro_batches_are_tried_that_are_smaller_than_any_known():

@@ -8,9 +8,9 @@ from tightfit.planning.costs import FitRank, Memory
 from tightfit.planning.defaults import resolve
 from tightfit.planning.estimate import SEGMENT_SECONDS, Tools
 from tightfit.planning.search.choose import choose
-from tightfit.planning.search.comparisons import usual_precision
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
+from tightfit.planning.search.neighbors import compared, usual_precision
 from tightfit.planning.search.space import Combination
 from tightfit.planning.search.wording import changing, choices_text
 from tightfit.planning.whole_run import startup
@@ -68,7 +68,7 @@ def too_large(exploration: Exploration) -> list[Evaluated]:
                 large[choice] = found
         return sorted(large.values(), key=lambda found: found.estimate.memory.demand)[:SHOWN_CANDIDATES]
     near = nearest_in_usual_precision(exploration, best)
-    pairs = dict.fromkeys([*exploration.compared, *([near] if near else [])])
+    pairs = dict.fromkeys([*compared(exploration, best), *([near] if near else [])])
     shown = [exploration.found[pair] for pair in pairs if pair in exploration.found]
     return sorted((found for found in shown if not found.fit_rank.fits), key=lambda found: found.estimate.missing)
 

@@ -47,12 +47,10 @@ class Exploration:
         self.unbuildable: set[FieldValue] = set()
         self.failure: ModelError | None = None
         self.sizes = list(space.sizes)
-        self.considered: list[Combination] = []
+        self.considered: set[Combination] = set()
         self.notes: list[str] = []
         self.over = True
         """Whether the search came to its own end, and not to Ctrl-C's."""
-        self.compared: list[Pair] = []
-        """Pairs to be shown beside the choice."""
         self.follow_ups: list[tuple[Device, Evaluated]] = []
         """Evaluations for answers beside the choice, with the device that each is for."""
         self._forecasts: Forecasts | None = None
@@ -112,7 +110,7 @@ class Exploration:
             recipe = self.space.recipe_for(choice, micro)
             known = [found for where, found in self.follow_ups if (where, found.recipe) == (self.device, recipe)]
             if known:
-                self.keep((choice, micro), known[0])
+                self.found[choice, micro], self._forecasts = known[0], None
                 continue
             try:
                 self.count(recipe, choices_text(recipe, None, self.decided_fields))
@@ -134,20 +132,18 @@ class Exploration:
             self._blame(pair[0])
         self._forecasts = None
 
-    def keep(self, pair: Pair, found: Evaluated) -> None:
-        """Count what was evaluated by itself among the space's."""
-        self.found[pair], self._forecasts = found, None
-
-    def assume_more_host_memory(self, choices: Collection[Combination], worst: FitRank) -> None:
-        """Assume the next usual size of a machine's memory with which one of some combinations fits that lacks nothing
-        else."""
+    def assume_more_host_memory(self, choices: Collection[Combination], worst: FitRank) -> bool:
+        """Assume, where a machine's memory is assumed, the next usual size with which one of some combinations fits
+        that lacks nothing else. Whether that is more than before."""
         needed = [found.estimate.memory.host_needed for (choice, _), found in self.found.items()
                   if choice in choices and found.estimate.memory.device_rank <= worst]
-        if needed:
-            self.device = self.device.in_machine_with(min(needed))
-            for pair, found in self.found.items():
-                memory = beside_host(found.estimate.memory, self.device, self.margin)
-                self.found[pair] = replace(found, estimate=replace(found.estimate, memory=memory))
+        if not needed or not self.device.host_assumed:
+            return False
+        before, self.device = self.device, self.device.in_machine_with(min(needed))
+        for pair, found in self.found.items():
+            memory = beside_host(found.estimate.memory, self.device, self.margin)
+            self.found[pair] = replace(found, estimate=replace(found.estimate, memory=memory))
+        return self.device != before
 
     def count(self, recipe: Recipe, text: str) -> None:
         """Report a recipe that is to be traced as `text`, and count it. Raises TraceBudgetExceeded where that is too

@@ -8,27 +8,24 @@ much is traced as it is, at a real micro-batch, and nothing that is shown is int
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tightfit.errors import Refused
 from tightfit.planning.costs import FitRank
 from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.budget import TraceBudgetExceeded
 from tightfit.planning.search.choose import choose, eligible_levels
-from tightfit.planning.search.comparisons import usual_at_least_memory
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
-from tightfit.planning.search.forecast import FieldValue
-from tightfit.planning.search.host_memory import evaluate_shares
-from tightfit.planning.search.more_gpus import evaluate_communication
-from tightfit.planning.search.probes import probes_of, ruled_out
+from tightfit.planning.search.exploration import Exploration, Pair
+from tightfit.planning.search.host_memory import filled, least_host_memory
+from tightfit.planning.search.more_gpus import less_communication
+from tightfit.planning.search.neighbors import compared, plainer, smaller, smallest, usual_at_least_memory
+from tightfit.planning.search.probes import likeliest, probes_of, ruled_out
 from tightfit.planning.search.space import Combination, Level
 
 FIRST_TRIES = 4
 """Combinations that are tried until one can be built."""
 THRIFTY_TRIES = 3
 """Combinations that are tried for the one that needs least memory, where nothing fits."""
-HOST_TRIES = 4
-"""Combinations, each with its micro-batch, that are tried for one of which a host's memory is all that it lacks."""
 FEW_TRACES = 20
 """Limit of traces below which one micro-batch of the usual combination has to do."""
 OUT_OF_REACH = 1.5
@@ -37,31 +34,112 @@ LONG_TRACE = 50_000
 """Ops and allocations by which a trace may outgrow the first ones, as those of packed documents on a processor do."""
 
 
-def explore(exploration: Exploration) -> None:
-    """Evaluate until the choice stands. Raises Refused or ModelError where nothing can be built."""
+Neighbors = Callable[[Exploration, Pair], list[Pair]]
+"""What else may be the better choice beside the present one, the likeliest first; the evaluated ones count too."""
+COMPARISONS: tuple[Neighbors, ...] = (compared, usual_at_least_memory, smaller, filled)
+"""What a plan shows beside its choice."""
+
+
+def explore(exploration: Exploration, compares: bool = True) -> None:
+    """Evaluate until the choice stands, and then, with `compares`, what is shown beside it. Raises Refused or
+    ModelError where nothing can be built."""
     _start(exploration)
+    improvements: tuple[Neighbors, ...] = (
+        usual_at_least_memory,  # which no forecast may say is enough
+        _likeliest, plainer, smallest, filled, _likeliest_of_harsher, less_communication, _all_of_inference)
     try:
         for worst in (FitRank.SAFE, FitRank.TIGHT):
-            _by_level(exploration, worst)
-            if choose(exploration, FitRank.SAFE) is not None:
+            _until_something_fits(exploration, worst)
+            if choose(exploration, worst) is not None:
                 break
-        _try_simpler(exploration)
-        _try_smallest(exploration)
-        evaluate_shares(exploration)
-        _evaluate_harsher(exploration)
-        evaluate_communication(exploration)
-        if exploration.space.recipe.mode == "inference":  # which has few, and all are shown
-            exploration.evaluate([(choice, micro) for choice in exploration.considered for micro in exploration.sizes])
+        improve(exploration, improvements)
     except TraceBudgetExceeded:
-        if left := len(probes_of(exploration, exploration.considered, FitRank.TIGHT)):
+        improvements = ()
+        if left := len(probes_of(exploration, list(exploration.considered), FitRank.TIGHT)):
             exploration.notes.append(f"combinations that might be better and were not traced: {left:,}; the limit of "
                                      f"{exploration.budget.limit} traces was reached, compiled ones counting several")
-    if choose(exploration) is None:
-        with contextlib.suppress(TraceBudgetExceeded):
+    with contextlib.suppress(TraceBudgetExceeded):
+        if choose(exploration) is None:
             _smallest_memory_first(exploration)
-            _least_host_memory(exploration, exploration.space.combinations)
-            evaluate_shares(exploration)
+            every = exploration.space.combinations
+            while choose(exploration) is None and (wanted := _new(exploration, _for_host_memory(exploration, every))):
+                exploration.evaluate(wanted)
     exploration.budget.extend()
+    if compares:
+        with contextlib.suppress(TraceBudgetExceeded):
+            best = choose(exploration)
+            improve(exploration, COMPARISONS)
+            if choose(exploration) != best:  # which may leave other room, and has neighbors of its own
+                improve(exploration, (*COMPARISONS, *improvements))
+
+
+def _until_something_fits(exploration: Exploration, worst: FitRank) -> None:
+    """Evaluate combinations of the mildest numerics, then of harsher ones, until one fits."""
+    for level in exploration.space.levels:
+        choices = _of_levels(exploration, [level])
+        while choose(exploration, worst) is None:
+            if wanted := _new(exploration, likeliest(exploration, choices, worst)):
+                exploration.evaluate(wanted[: exploration.evaluator.side_by_side])
+            elif worst.is_safe and (wanted := _new(exploration, _for_host_memory(exploration, choices))):
+                exploration.evaluate(wanted)
+            elif not exploration.assume_more_host_memory(choices, worst):
+                break
+
+
+def _for_host_memory(exploration: Exploration, choices: Sequence[Combination]) -> list[Pair]:
+    """What may fit the host's memory too: what needs least of it, then what leaves most on the device, if that memory
+    is known."""
+    least = _new(exploration, least_host_memory(exploration, choices))
+    return least or ([] if exploration.device.host_assumed else filled(exploration, None))
+
+
+def improve(exploration: Exploration, neighbors: Sequence[Neighbors]) -> None:
+    """Evaluate what may be better than the choice, until nothing is left that may."""
+    while (best := choose(exploration)) is not None:
+        wanted = next(filter(None, (_new(exploration, named(exploration, best)) for named in neighbors)), None)
+        if wanted is None:
+            return
+        exploration.evaluate(wanted[: exploration.evaluator.side_by_side])
+
+
+def _new(exploration: Exploration, pairs: Iterable[Pair]) -> list[Pair]:
+    """Those of some pairs that were not evaluated, and that were not seen to be impossible."""
+    return [pair for pair in pairs if pair not in exploration.found and pair[0] not in exploration.refused]
+
+
+def _of_levels(exploration: Exploration, levels: Collection[Level]) -> list[Combination]:
+    return [choice for choice in exploration.space.combinations if exploration.space.level(choice) in levels]
+
+
+def _likeliest(exploration: Exploration, best: Pair) -> list[Pair]:
+    """What may win with numerics as mild, or with harsher ones where those may be chosen for their speed."""
+    rank = exploration.found[best].fit_rank
+    mildest = min(exploration.space.level(choice) for (choice, _), found in exploration.found.items()
+                  if found.fit_rank <= rank)
+    return likeliest(exploration, _of_levels(exploration, eligible_levels(exploration, mildest)), rank)
+
+
+def _likeliest_of_harsher(exploration: Exploration, best: Pair) -> list[Pair]:
+    """Beside a choice whose blocks wait in host memory with results as they are, the mildest change of numerics with
+    which they need not and that is faster."""
+    space, found = exploration.space, exploration.found
+    if exploration.keeps_numerics or not space.needs_by_block(best[0]):
+        return []
+    for level in space.harsher(space.level(best[0])):
+        choices = [choice for choice in _of_levels(exploration, [level]) if not space.needs_by_block(choice)]
+        own = set(choices)
+        if any(each.fit_rank.is_safe for (choice, _), each in found.items() if choice in own):
+            return []
+        if wanted := likeliest(exploration, choices, FitRank.SAFE):
+            return wanted
+    return []
+
+
+def _all_of_inference(exploration: Exploration, best: Pair) -> list[Pair]:
+    """All that may generate, which is little, and all of it is shown."""
+    training = exploration.space.recipe.mode == "train"
+    return [] if training else [(choice, micro) for choice in exploration.space.combinations
+                                if choice in exploration.considered for micro in exploration.sizes]
 
 
 def _start(exploration: Exploration) -> None:
@@ -100,118 +178,6 @@ def _drop_long_traces(exploration: Exploration) -> None:
     exploration.sizes = kept
 
 
-def _by_level(exploration: Exploration, worst: FitRank) -> None:
-    """Find the mildest level that fits, and then the best of it and of the harsher ones that it lets in."""
-    for level in exploration.space.levels:
-        choices = _choices(exploration, [level])
-        if not _search(exploration, choices, worst, first=True):
-            if worst.is_safe:
-                _least_host_memory(exploration, choices)
-            if exploration.device.host_assumed:
-                exploration.assume_more_host_memory(choices, worst)
-            elif worst.is_safe and choose(exploration, worst) is None:
-                evaluate_shares(exploration)
-        if (best := choose(exploration, worst)) is not None:
-            exploration.evaluate(usual_at_least_memory(exploration, best))  # which no forecast may say is enough
-            _search(exploration, _choices(exploration, eligible_levels(exploration, level)), worst)
-            return
-
-
-def _evaluate_harsher(exploration: Exploration) -> None:
-    """Evaluate, beside a choice whose blocks wait in host memory with results as they are, the mildest change of
-    numerics with which they need not and that is faster. Raises TraceBudgetExceeded."""
-    best, space = choose(exploration), exploration.space
-    if best is None or exploration.keeps_numerics or not space.needs_by_block(best[0]):
-        return
-    for level in space.harsher(space.level(best[0])):
-        choices = [choice for choice in _choices(exploration, [level]) if not space.needs_by_block(choice)]
-        if _search(exploration, choices, FitRank.SAFE, first=True):
-            return
-
-
-def _choices(exploration: Exploration, levels: Sequence[Level]) -> list[Combination]:
-    return [choice for choice in exploration.space.combinations if exploration.space.level(choice) in levels]
-
-
-def _search(exploration: Exploration, choices: Sequence[Combination], worst: FitRank, first: bool = False) -> bool:
-    """Evaluate what may win of some combinations, as many as go side by side, or, with `first`, until one of them fits;
-    of those that go side by side each teaches something of its own. Whether any fits."""
-    exploration.considered = list(dict.fromkeys([*exploration.considered, *choices]))
-    own = set(choices)
-    while True:
-        fits = any(found.fit_rank <= worst for (choice, _), found in exploration.found.items() if choice in own)
-        if first and fits:
-            return True
-        probes = sorted(probes_of(exploration, choices, worst),
-                        key=lambda p: (p.fits, p.speed, -exploration.space.complexity(p.choice)), reverse=True)
-        wanted: list[Pair] = []
-        learned: set[FieldValue] = set()
-        for probe in probes:
-            if learned.isdisjoint(probe.unknown):
-                wanted.append((probe.choice, probe.micro))
-                learned.update(probe.unknown)
-        if not wanted:
-            return fits
-        exploration.evaluate(wanted[: exploration.evaluator.side_by_side])
-
-
-def _try_simpler(exploration: Exploration) -> None:
-    """Evaluate the choice with each of its non-default values undone, where that may be as fast."""
-    best = choose(exploration)
-    if best is None:
-        return
-    space, rank = exploration.space, exploration.found[best].fit_rank
-    for other in space.undone(best[0]):
-        if (other, best[1]) in exploration.found or other in exploration.refused or not space.allows(other):
-            continue
-        forecast = exploration.forecasts.of(other).optimistic
-        seconds = forecast.step_seconds(best[1], space.samples_per_device)
-        speed = exploration.speed_at(seconds, space.recipe_for(other, best[1]))
-        resident = other == space.without_offload(best[0])  # which copies less
-        as_fast = resident or speed * (1 + CLOCK_ERROR) >= exploration.speed(best)
-        if as_fast and exploration.fitting(forecast, [best[1]], rank):
-            exploration.evaluate([(other, best[1])])
-
-
-def _try_smallest(exploration: Exploration) -> None:
-    """Evaluate the choice at the smallest micro-batch, whose tensors the device's cache may hold, and keep that where
-    it is faster. Not of what is compiled, which passes fewer tensors on, nor of sweeps. Raises TraceBudgetExceeded."""
-    best, space = choose(exploration), exploration.space
-    if best is None or space.trace_cost(best[0]) > 1 or space.needs_by_block(best[0]):
-        return
-    found, pair = exploration.found[best], (best[0], exploration.sizes[0])
-    if pair in exploration.found:
-        return
-    smallest = exploration.evaluate_one(space.recipe_for(*pair), f"micro_batch_size={pair[1]}")
-    if (smallest is not None and smallest.fit_rank <= found.fit_rank
-            and exploration.speed_of(smallest) > (1 + CLOCK_ERROR) * exploration.speed_of(found)):
-        exploration.keep(pair, smallest)
-
-
-def _least_host_memory(exploration: Exploration, choices: Sequence[Combination]) -> None:
-    """Evaluate what is likeliest to need least of a host's memory, where that is too small for something."""
-    space = exploration.space
-    known = any(found.estimate.memory.host_missing for found in exploration.found.values())
-    if not known and not exploration.device.host_assumed:
-        return
-    offloading = space.quick([choice for choice in choices
-                              if space.offloaded_bytes_per_parameter(choice) and not ruled_out(exploration, choice)])
-    for _ in range(HOST_TRIES):
-        fitting = {}  # the device has to hold it, so that host memory is all that it lacks
-        for choice in (choice for choice in offloading if choice not in exploration.refused):
-            open_sizes = [size for size in exploration.sizes if (choice, size) not in exploration.found]
-            if sizes := exploration.fitting(exploration.forecasts.of(choice).expected, open_sizes, FitRank.SAFE):
-                fitting[choice] = sizes[-1]
-        if not fitting:
-            return
-        offloaded = {choice: round(space.offloaded_bytes_per_parameter(choice), 1) for choice in fitting}
-        fewest = [choice for choice in fitting if offloaded[choice] == min(offloaded.values())]
-        pair = (least := space.least_memory(fewest, in_all=True), fitting[least])
-        exploration.evaluate([pair])
-        if pair in exploration.found and exploration.found[pair].estimate.memory.device_rank.is_safe:
-            return
-
-
 def _smallest_memory_first(exploration: Exploration) -> None:
     """Evaluate what is likeliest to need least, where nothing is known to fit, until it is known: as declared, which is
     what `--longest` and `--largest` ask about, then as forecast."""
@@ -220,9 +186,9 @@ def _smallest_memory_first(exploration: Exploration) -> None:
     if choose(exploration) is not None:
         return
     ends = dict.fromkeys([exploration.sizes[0], *[size for size in exploration.sizes if size == batch]])
-    exploration.considered = exploration.space.combinations
+    exploration.considered.update(space.combinations)
     for _ in range(THRIFTY_TRIES):
-        pairs = [(choice, micro) for choice in exploration.considered for micro in ends
+        pairs = [(choice, micro) for choice in space.combinations for micro in ends
                  if choice not in exploration.refused and not ruled_out(exploration, choice)]
         if not pairs:
             return

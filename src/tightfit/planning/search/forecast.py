@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from tightfit.devices import Device
@@ -137,6 +138,15 @@ class Forecast(NamedTuple):
     unknown: tuple[FieldValue, ...] = ()
 
 
+class Change(NamedTuple):
+    """The effect of one field's other value: as expected, and the best that it can be; as an evaluated pair showed it,
+    or, not `known`, by a rule of thumb."""
+
+    expected: Effect
+    optimistic: Effect
+    known: bool
+
+
 class EvaluatedPair(NamedTuple):
     """Two combinations that were evaluated, in how many fields they differ, and the effect of going to the second."""
 
@@ -161,7 +171,7 @@ class Forecasts:
             self.cost_models[choice] = CostModel.of(points[choice], self.batch, self._similar(choice, points))
         self._pairs: dict[tuple[str, Any, Any], list[EvaluatedPair]] = {}
         self._forecasts: dict[Combination, Forecast] = {}
-        self._effects: dict[Combination, dict[FieldValue, Effect | None]] = {}
+        self._changes: dict[Combination, dict[FieldValue, Change]] = {}
         for one, mine in self.cost_models.items():
             for other, its in self.cost_models.items():
                 fields = space.differing(one, other)
@@ -176,33 +186,31 @@ class Forecasts:
         if choice in self.cost_models:
             return Forecast(self.cost_models[choice], self.cost_models[choice])
         if choice not in self._forecasts:
-            nearest = sorted(self.cost_models, key=lambda other: len(self.space.differing(choice, other)))[:NEIGHBORS]
-            self._forecasts[choice] = min((self._from(neighbor, choice) for neighbor in nearest),
-                                          key=lambda forecast: len(forecast.unknown))
+            nearest = sorted(self.cost_models, key=partial(self.space.distance, choice))[:NEIGHBORS]
+            forecasts = []
+            for neighbor in nearest:
+                forecasts.append(self._from(neighbor, choice))
+                if not forecasts[-1].unknown:
+                    break
+            self._forecasts[choice] = min(forecasts, key=lambda forecast: len(forecast.unknown))
         return self._forecasts[choice]
 
     def _from(self, neighbor: Combination, choice: Combination) -> Forecast:
         """Forecast from one evaluated combination; the rules of thumb that it takes widen its best case."""
-        space, device = self.space, self.space.device
+        space = self.space
         model, more = self.cost_models[neighbor], self._declared(choice) - self._declared(neighbor)
         expected = optimistic = Effect()
         unknown: list[FieldValue] = []
-        effects = self._effects.setdefault(neighbor, {})
+        changes = self._changes.setdefault(neighbor, {})
         for field, old, new in zip(space.fields, neighbor, choice, strict=True):
             if old == new:
                 continue
-            if (field, new) not in effects:
-                effects[field, new] = self._effect(field, old, new, neighbor)
-            known = effects[field, new]
-            if known is not None:
-                expected, optimistic = expected.then(known), optimistic.then(known)
-            else:
+            change = changes.get((field, new))
+            if change is None:
+                change = changes[field, new] = self._change(field, old, new, neighbor)
+            expected, optimistic = expected.then(change.expected), optimistic.then(change.optimistic)
+            if not change.known:
                 unknown.append((field, new))
-                kept, time = new.kept_share / old.kept_share, _rule_of_thumb(old, new, device)
-                lowest = min(time - HEURISTIC_SLACK * abs(time - 1), self._lowest_time(field, old, new, neighbor))
-                expected = expected.then(Effect(kept, time))
-                freed = model.held - self._declared(neighbor) if new.preferred == old else 0.0
-                optimistic = optimistic.then(Effect(kept * (1 - HEURISTIC_SLACK), lowest, -max(freed, 0.0)))
         least, resident = model.changed(optimistic, more), space.without_offload(choice)
         if resident != choice:  # what is kept elsewhere costs no time where all of its copies are hidden
             whole = self.of(resident).optimistic
@@ -212,6 +220,17 @@ class Forecasts:
     def _declared(self, choice: Combination) -> float:
         """Bytes of weights, gradients and states, as techniques declare them."""
         return self.parameters * self.space.bytes_per_parameter(choice)
+
+    def _change(self, field: str, old: Any, new: Any, neighbor: Combination) -> Change:
+        """The effect of one field's other value on an evaluated combination."""
+        known = self._effect(field, old, new, neighbor)
+        if known is not None:
+            return Change(known, known, known=True)
+        kept, time = new.kept_share / old.kept_share, _rule_of_thumb(old, new, self.space.device)
+        lowest = min(time - HEURISTIC_SLACK * abs(time - 1), self._lowest_time(field, old, new, neighbor))
+        freed = self.cost_models[neighbor].held - self._declared(neighbor) if new.preferred == old else 0.0
+        best = Effect(kept * (1 - HEURISTIC_SLACK), lowest, -max(freed, 0.0))
+        return Change(Effect(kept, time), best, known=False)
 
     def _effect(self, field: str, old: Any, new: Any, near: Combination) -> Effect | None:
         """The change of one field, by the evaluated pair nearest to `near` that differs in it alone; by way of a third
@@ -225,7 +244,7 @@ class Forecasts:
 
     def _pair(self, field: str, old: Any, new: Any, near: Combination) -> Effect | None:
         pairs = (pair for pair in self._pairs.get((field, old, new), ()) if pair.fields == 1)
-        nearest = min(pairs, key=lambda pair: len(self.space.differing(near, pair.one)), default=None)
+        nearest = min(pairs, key=lambda pair: self.space.distance(near, pair.one), default=None)
         return None if nearest is None else nearest.effect
 
     def _lowest_time(self, field: str, old: Any, new: Any, near: Combination) -> float:
@@ -233,7 +252,7 @@ class Forecasts:
         fewest other fields, such as one that needs the new value: its factor, over the others' rules of thumb. Infinity
         where no pair has the change."""
         pairs = self._pairs.get((field, old, new), ())
-        nearest = min(pairs, key=lambda p: (p.fields, len(self.space.differing(near, p.one))), default=None)
+        nearest = min(pairs, key=lambda p: (p.fields, self.space.distance(near, p.one)), default=None)
         if nearest is None:
             return math.inf
         others = [_rule_of_thumb(a, b, self.space.device)
@@ -243,7 +262,7 @@ class Forecasts:
     def _similar(self, choice: Combination, points: Mapping[Combination, Mapping[int, Evaluated]]) -> CostModel | None:
         """The fit of the nearest combination that was evaluated at two micro-batches."""
         whole = [c for c in self.cost_models if len(points[c]) > 1 and c != choice]
-        nearest = min(whole, key=lambda other: len(self.space.differing(choice, other)), default=None)
+        nearest = min(whole, key=partial(self.space.distance, choice), default=None)
         return None if nearest is None else self.cost_models[nearest]
 
 

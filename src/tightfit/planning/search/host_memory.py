@@ -4,31 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from tightfit.planning.costs import FitRank
 from tightfit.planning.host_shares import KINDS, fill_device
-from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
+from tightfit.planning.search.probes import ruled_out
+from tightfit.planning.search.space import Combination
 from tightfit.planning.search.wording import choices_text
 from tightfit.techniques.offload import STREAMED, Offload
 from tightfit.text import size
 
 
-def evaluate_shares(exploration: Exploration) -> None:
-    """Evaluate the choice, or else what is nearly as fast, with so much of its blocks on the device as that has room
-    for, where its copies are waited for; where nothing fits, so what lacks host memory alone. Raises
-    TraceBudgetExceeded."""
-    best, space = choose(exploration), exploration.space
+def filled(exploration: Exploration, best: Pair | None) -> list[Pair]:
+    """The choice, or else what is nearly as fast, with so much of its blocks on the device as that has room for, where
+    its copies are waited for; without a choice, so all that lacks host memory alone."""
+    space, pairs = exploration.space, list[Pair]()
     if "offload" not in space.fields:
-        return
+        return pairs
     asked = space.recipe.offload
     kinds = KINDS if asked == "auto" else asked.open_shares
-    for choice, micro in list(exploration.found) if best is None else _nearly_as_fast(exploration, best):
-        filled = space.value(choice, "offload") not in space.values["offload"]
-        offload = None if filled else worth_filling(exploration.found[choice, micro], kinds)
-        if offload is not None:
-            exploration.evaluate([(space.with_value(choice, "offload", offload), micro)])
-            if best is not None:
-                return
+    for choice, micro in exploration.found if best is None else _nearly_as_fast(exploration, best):
+        if space.value(choice, "offload") in space.values["offload"]:
+            offload = worth_filling(exploration.found[choice, micro], kinds)
+            if offload is not None:
+                pairs.append((space.with_value(choice, "offload", offload), micro))
+    return pairs if best is None else pairs[:1]
+
+
+def least_host_memory(exploration: Exploration, choices: Collection[Combination]) -> list[Pair]:
+    """What is likeliest to need least of a host's memory among some combinations that the device holds, where that is
+    too small for something."""
+    space, found = exploration.space, exploration.found
+    known = any(each.estimate.memory.host_missing for each in found.values())
+    if not known and not exploration.device.host_assumed:
+        return []
+    offloading = space.quick([choice for choice in choices
+                              if space.offloaded_bytes_per_parameter(choice) and not ruled_out(exploration, choice)])
+    too_large = {pair for pair, each in found.items() if not each.estimate.memory.device_rank.is_safe}
+    fitting = {}
+    for choice in (choice for choice in offloading if choice not in exploration.refused):
+        sizes = [size for size in exploration.sizes if (choice, size) not in too_large]
+        if sizes := exploration.fitting(exploration.forecasts.of(choice).expected, sizes, FitRank.SAFE):
+            fitting[choice] = sizes[-1]
+    if not fitting:
+        return []
+    offloaded = {choice: round(space.offloaded_bytes_per_parameter(choice), 1) for choice in fitting}
+    fewest = [choice for choice in fitting if offloaded[choice] == min(offloaded.values())]
+    least = space.least_memory(fewest, in_all=True)
+    return [(least, fitting[least])]
 
 
 def _nearly_as_fast(exploration: Exploration, best: Pair) -> list[Pair]:

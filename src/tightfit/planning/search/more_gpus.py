@@ -15,9 +15,8 @@ from tightfit.planning.costs import FitRank, Time
 from tightfit.planning.drives import drive_bytes
 from tightfit.planning.plan import Scaling
 from tightfit.planning.search.budget import TraceBudgetExceeded
-from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import Evaluated
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.timing.uncertainty import Work
 from tightfit.recipe import Recipe
 from tightfit.techniques.parallel import Zero
@@ -29,18 +28,14 @@ GATHERED_SHARE = 0.1
 """Share of all weights, gradients and states that is taken to be there whole at a time, beside a GPU's own part."""
 
 
-def evaluate_communication(exploration: Exploration) -> None:
-    """Evaluate the choice with what communicates less and takes more memory, where it waits for that. Raises
-    TraceBudgetExceeded."""
-    best, space = choose(exploration), exploration.space
-    if best is None or "parallel" not in space.fields:
-        return
-    (choice, micro), found = best, exploration.found[best]
+def less_communication(exploration: Exploration, best: Pair) -> list[Pair]:
+    """The choice with what communicates less and takes more memory, where it waits for that."""
+    (choice, micro), space, found = best, exploration.space, exploration.found[best]
     moved = found.estimate.time.communication
-    if moved is None or moved.speed >= 1 - CLOCK_ERROR:
-        return
+    if "parallel" not in space.fields or moved is None or moved.speed >= 1 - CLOCK_ERROR:
+        return []
     others = found.recipe.parallel.communicating_less(micro < space.samples_per_device)
-    exploration.evaluate([(space.with_value(choice, "parallel", other), micro) for other in others])
+    return [(space.with_value(choice, "parallel", other), micro) for other in others]
 
 
 def scaling(exploration: Exploration, found: Evaluated) -> Scaling | None:

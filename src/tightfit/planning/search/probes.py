@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tightfit.planning.costs import FitRank
 from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.choose import choose, speed_to_beat
-from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
+from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.forecast import FieldValue
 from tightfit.planning.search.space import Combination
 
@@ -28,6 +28,21 @@ class Probe(NamedTuple):
     speed: float
     fits: bool
     unknown: tuple[FieldValue, ...]
+
+
+def likeliest(exploration: Exploration, choices: Sequence[Combination], worst: FitRank) -> list[Pair]:
+    """What may win of some combinations, the likeliest first; of those that are evaluated side by side each teaches
+    something of its own."""
+    exploration.considered.update(choices)
+    probes = sorted(probes_of(exploration, choices, worst),
+                    key=lambda p: (p.fits, p.speed, -exploration.space.complexity(p.choice)), reverse=True)
+    pairs: list[Pair] = []
+    learned: set[FieldValue] = set()
+    for probe in probes:
+        if learned.isdisjoint(probe.unknown):
+            pairs.append((probe.choice, probe.micro))
+            learned.update(probe.unknown)
+    return pairs
 
 
 def probes_of(exploration: Exploration, choices: Sequence[Combination], worst: FitRank) -> list[Probe]:

@@ -19,7 +19,6 @@ from tightfit.planning.plan import Candidate, Interrupted, Plan
 from tightfit.planning.search.answers import TRAINING_ALONE, all_answers, brief_answers
 from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.choose import choose
-from tightfit.planning.search.comparisons import evaluate_comparisons
 from tightfit.planning.search.evaluate import Evaluator, InProcess, Progress
 from tightfit.planning.search.explain import (
     SHOWN_CANDIDATES,
@@ -99,9 +98,7 @@ def search(
     )  # fmt: skip
     exploration.progress = None if progress is None else partial(_tell, exploration, progress)
     try:
-        explore(exploration)
-        if not comparing:
-            evaluate_comparisons(exploration)
+        explore(exploration, compares=not comparing)
     except ModelError as error:
         raise ModelError(f"{error}{still_known(recipe, device, tools)}") from error
     except KeyboardInterrupt:

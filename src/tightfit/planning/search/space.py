@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -185,6 +186,10 @@ class Space:
     def differing(self, one: Combination, other: Combination) -> list[str]:
         """The fields in which two combinations differ."""
         return [field for field, a, b in zip(self.fields, one, other, strict=True) if a != b]
+
+    def distance(self, one: Combination, other: Combination) -> int:
+        """The number of fields in which two combinations differ."""
+        return sum(map(operator.ne, one, other))
 
     def level(self, choice: Combination) -> Level:
         """Change of numerics of a combination; values that a person pinned are not counted."""
