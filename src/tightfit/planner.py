@@ -22,6 +22,7 @@ from tightfit.errors import RecipeError
 from tightfit.models import read_config
 from tightfit.planning.cluster import Cluster, on_cluster, read_cluster
 from tightfit.planning.drives import moves_of
+from tightfit.planning.estimate import without_times
 from tightfit.planning.plan import Plan
 from tightfit.planning.search.evaluate import InProcess, Progress, after
 from tightfit.planning.search.every_gpu import Comparison
@@ -108,7 +109,7 @@ def plan_on(
             raise RecipeError(f"longest, largest: {largest} is asked of one device, with backend: pytorch")
         tools = standard_tools(backend, target.calibration, module)
         recipe, most = find_largest(largest, candidates(recipe, largest, backend.model_size), target.device,
-                                    InProcess(tools), progress)
+                                    InProcess(without_times(tools)), progress)
     progress = after(most.traces, progress) if most is not None else progress
     found = search_with(backend, recipe, target, module=module, progress=progress,
                         catalogue=[cluster.on(card) for card in catalogue()] if cuda else ())

@@ -63,6 +63,15 @@ class Tools:
     margin: Margin = Margin()
 
 
+def without_times(tools: Tools) -> Tools:
+    """The tools where memory alone is asked about: times, and the FLOPs of each length of sequences, take as long as
+    the rest."""
+    def model_size(recipe: Recipe) -> ModelSize:
+        return tools.model_size(recipe.model_copy(update={"seq_len": 1}))
+
+    return replace(tools, step_time=lambda *_: StepTime(seconds=0.0), mfu=lambda *_: 0.0, model_size=model_size)
+
+
 def capacity(trace: Trace, device: Device) -> int:
     """Bytes of the device's memory outside its context."""
     return max(device.memory_bytes - trace.untraced_bytes("context"), 0)

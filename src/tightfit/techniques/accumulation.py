@@ -15,7 +15,9 @@ MOST_IN_SWEEP = 16
 """Micro-batches that go through the blocks together where nothing is said, at most: predictions trace each of them, and
 what they keep for the backward pass lies in memory at once."""
 USUAL_SWEEP = 4
-"""Micro-batches of a sweep where a global batch has more than that."""
+"""Micro-batches of a sweep where a global batch has more than that, or so many of them take `LONG_SWEEP` tokens."""
+LONG_SWEEP = 1 << 17
+"""Tokens of a sweep from which on what it computes takes far longer than the copies of blocks that it waits for."""
 
 
 class Accumulation(Technique):
@@ -83,8 +85,11 @@ class ByBlock(Accumulation):
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
-        many = recipe.micro_batch_size != "auto" and recipe.batch_size > MOST_IN_SWEEP * recipe.micro_batch_size
-        return cls(sweep=USUAL_SWEEP if many else "auto") if _is_needed(recipe) else None
+        if not _is_needed(recipe):
+            return None
+        micro = recipe.batch_size if recipe.micro_batch_size == "auto" else recipe.micro_batch_size
+        most = USUAL_SWEEP if USUAL_SWEEP * micro * recipe.seq_len >= LONG_SWEEP else MOST_IN_SWEEP
+        return cls(sweep=USUAL_SWEEP if recipe.batch_size > most * micro else "auto")
 
 
 def _is_needed(recipe: Recipe) -> bool:

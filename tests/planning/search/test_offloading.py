@@ -137,6 +137,15 @@ def test_large_global_batches_go_in_sweeps(micro, sweep):
     assert recipe.accumulation.sweep == sweep
 
 
+@pytest.mark.parametrize(("seq_len", "batch", "sweep"), [
+    (16_384, 16, "auto"), (32_768, 16, 4), (32_768, 4, "auto"), (131_072, 5, 4),
+])
+def test_long_sequences_go_in_sweeps_that_hide_their_copies(seq_len, batch, sweep):
+    fields = {"offload": HOST, "micro_batch_size": 1, "batch_size": batch, "seq_len": seq_len}
+
+    assert resolve(Recipe.from_dict({**FIELDS, **fields}), CARD).accumulation.sweep == sweep
+
+
 class Streamed(Declared):
     """What is offloaded lies in the host's memory, copies are free, and the larger a micro-batch, the faster."""
 

@@ -90,7 +90,8 @@ def test_what_proves_better_is_asked_for_its_own_neighbors():
     assert choose(exploration) == (space.defaults, 8)
 
 
-def test_micro_batches_are_tried_that_are_smaller_than_any_known():
+@pytest.mark.parametrize("comparing", [False, True])
+def test_micro_batches_are_tried_that_are_smaller_than_any_known(comparing):
     """Of 4 and more none is in the cache, and all are as fast."""
     class Small(Declared):
         def seconds(self, trace, recipe, device):
@@ -99,7 +100,7 @@ def test_micro_batches_are_tried_that_are_smaller_than_any_known():
 
     pinned = {**PLAIN, "batch_size": 64, "offload": "none", "precision": "bf16"}
     toy = Small(parameters=1e8, sample=0.01 * GIB, speeds={("bf16", "adamw"): 1e4})
-    plan = search(Recipe.from_dict(pinned), find_device("l4"), toy.tools())
+    plan = search(Recipe.from_dict(pinned), find_device("l4"), toy.tools(), comparing=comparing)
     assert plan.recipe.micro_batch_size == 2
 
 

@@ -89,26 +89,33 @@ def find_largest(
         space = Space(recipe, device)
         outcome = evaluated(space.least_memory_recipe())
         if isinstance(outcome, Evaluated) and space.sizes[-1] == recipe.batch_size and _alone_may_do(outcome):
-            return _smaller(outcome, evaluated(space.least_memory_recipe(recipe.batch_size)))
+            alone = evaluated(space.least_memory_recipe(recipe.batch_size))
+            return min(outcome, alone, key=_demand) if isinstance(alone, Evaluated) else outcome
         return outcome
+
+    def may_hold(value: int, resident: Recipe) -> bool:
+        parameters = value if field == "model" else next((each.parameters for each in found.values()), 0)
+        return Space(resident, device).least_memory_recipe().bytes_per_parameter * parameters <= room
 
     def needs(value: int) -> float:
         if progress is not None:
             progress(traces, None, f"now whether {field}={getattr(recipes[value], field)} would do")
-        try:
-            outcome = least(recipes[value])
-            if (isinstance(outcome, Evaluated) and recipes[value].offload == "auto" and not outcome.fit_rank.is_safe
-                    and outcome.recipe.offloaded.needs_by_block):  # of whose micro-batches many wait side by side
-                resident = recipes[value].override(offload="none")
-                held = Space(resident, device).least_memory_recipe().bytes_per_parameter * outcome.parameters
-                outcome = _smaller(outcome, least(resident)) if held <= room else outcome
-        except Refused as error:
-            outcome = error
-        if isinstance(outcome, TightfitError):
-            failures.append(outcome)
+        recipe, outcomes = recipes[value], list[Evaluated | TightfitError]()
+        asked = [recipe.override(offload="none"), recipe] if recipe.offload == "auto" else [recipe]
+        for each in asked:  # the one without blocks in host memory first, whose trace is much shorter
+            if each is recipe or may_hold(value, each):
+                try:
+                    outcomes.append(least(each))
+                except Refused as error:
+                    outcomes.append(error)
+            if any(isinstance(outcome, Evaluated) and outcome.fit_rank.is_safe for outcome in outcomes):
+                break
+        possible = [outcome for outcome in outcomes if isinstance(outcome, Evaluated)]
+        failures.extend(outcome for outcome in outcomes if isinstance(outcome, TightfitError))
+        if not possible:
             return float("inf")
-        found[value] = outcome
-        return _demand(outcome)
+        found[value] = min(possible, key=_demand)
+        return _demand(found[value])
 
     sizes, room = list(recipes), device.memory_bytes
     # A step's only micro-batch finds no gradients, and may need less than a smaller one. Long sequences trace slowly.
@@ -126,10 +133,6 @@ def _alone_may_do(found: Evaluated) -> bool:
     does not: by an upper bound of what its samples take, as if temporary tensors grew with them too."""
     others = found.recipe.batch_size - found.recipe.resolved_micro_batch
     return not found.fit_rank.is_safe and 0 < others * (found.passes - found.held) < MOST_GROWTH * found.gradients
-
-
-def _smaller(one: Evaluated, other: Evaluated | TightfitError) -> Evaluated:
-    return other if isinstance(other, Evaluated) and _demand(other) < _demand(one) else one
 
 
 def _demand(found: Evaluated) -> float:
