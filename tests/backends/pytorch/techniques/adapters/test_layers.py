@@ -55,6 +55,33 @@ class Two(nn.Module):
         return input_ids
 
 
+class Encoder(nn.Module):
+    """Torch's own encoder layers, whose fast path in evaluation reads the weights of their linear layers alone."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, input_ids):
+        padding = torch.zeros(input_ids.shape[:2], dtype=torch.bool)
+        padding[0, -1] = True
+        return self.encoder(input_ids, src_key_padding_mask=padding)[0, :-1]
+
+
+@pytest.mark.parametrize(("form", "base"), [("lora", "as-is"), ("dora", "as-is"), ("lora", "int8")])
+def test_evaluation_counts_what_is_added_to_torchs_own_encoder_layers(form, base):
+    torch.manual_seed(0)
+    model, values = adapted(Encoder(), trainable=FORMS[form], base=base, vocab_size=8), torch.randn(2, 5, 8)
+    plain = model.eval()(values).detach()
+    shake(model)
+    expected = model(values)
+    with torch.no_grad():
+        found = model(values)
+    assert not torch.allclose(found, plain, atol=1e-3)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("base", ["as-is", "int8", "nf4"])
 def test_gradients_are_those_of_the_layer_with_its_addition_worked_in(base):
     """d/dA = scale B' G and d/dB = scale G A', of the gradient G of the whole weight."""

@@ -15,6 +15,7 @@ from tightfit.backends.pytorch.techniques.adapters.folder import classifier_head
 from tightfit.backends.pytorch.techniques.adapters.layers import (
     LINEAR,
     FrozenLayer,
+    call_layers,
     frozen_layer,
     frozen_layers,
     magnitudes,
@@ -38,6 +39,7 @@ def apply_base(technique: Base, build: Build) -> Build:
     trains = (lambda name: False) if build.recipe.mode == "inference" else build.recipe.trainable.trains
     dtype, notes = getattr(torch, technique.format(build.recipe)), build.notes
     if technique.quantizes:
+        call_layers(build.model)
         names = {module: name for name, module in build.model.named_modules()}
         for block in _blocks(build):
             for layer in [*block.modules()]:
@@ -99,6 +101,7 @@ def low_rank(technique: LowRank, build: Build) -> Build:
             parameter.requires_grad_(True)
     draws = torch.Generator().manual_seed(build.recipe.seed)
     targets = list(_targets(technique, build, set(head)))
+    call_layers(model)
     for _, layer in targets:
         _add(technique, layer, dtype, draws)
     notes, shared = build.notes, sorted({name.rpartition(".")[2] for name, _ in targets} & EXPERTS_NAMES)

@@ -95,6 +95,16 @@ def frozen_layers(model: nn.Module) -> Iterator[tuple[str, FrozenLayer]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, FrozenLayer))
 
 
+def call_layers(model: nn.Module) -> None:
+    """Have torch's own encoder layers call their linear layers in evaluation too, of which their fast path reads the
+    weights alone: what is added to a layer is in its forward pass."""
+    for part in model.modules():
+        if isinstance(part, nn.TransformerEncoderLayer):
+            part.activation_relu_or_gelu = 0  # as of an activation that the fast path does not have
+        elif isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False
+
+
 def quantize(layer: FrozenLayer, kind: str, device: torch.device, held_on: torch.device) -> None:
     """Hold a layer's weight in fewer bits from now on, made on `device`."""
     from tightfit.backends.pytorch.techniques.adapters.quantization import QUANTIZE
