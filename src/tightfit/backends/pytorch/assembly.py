@@ -21,6 +21,7 @@ from tightfit.backends.pytorch.checkpoints import require_formats
 from tightfit.backends.pytorch.experts import has_experts
 from tightfit.backends.pytorch.models import build_model, cast_weights, logits_of, ready_to_train
 from tightfit.backends.pytorch.padding import pad_vocab
+from tightfit.backends.pytorch.saved_model import is_wrapped_by_peft
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.devices import Device
 from tightfit.errors import Refused
@@ -112,6 +113,10 @@ def _plain_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
         model = plain
         notes.append("compile: what torch.compile put around the module is left off; compile=per-block compiles it")
     inner = inner_module(model)
+    if is_wrapped_by_peft(model):
+        from tightfit.backends.pytorch.techniques.adapters.layers import call_layers  # for these alone
+
+        call_layers(model)
     forward = type(inner).forward
     own_code = inspect.isfunction(forward) and not forward.__module__.startswith("transformers")
     if "_loss_function" in vars(inner) or (own_code and "labels" in inspect.signature(forward).parameters):

@@ -82,6 +82,15 @@ def test_evaluation_counts_what_is_added_to_torchs_own_encoder_layers(form, base
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_evaluation_counts_pefts_adapter_of_torchs_own_encoder_layers():
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(Encoder(), peft.LoraConfig(target_modules=["linear1", "linear2"]))
+    model, values = adapted(wrapped, vocab_size=8).eval(), torch.randn(2, 5, 8)
+    plain = model(values).detach()
+    shake(model)
+    assert not torch.allclose(model(values), plain, atol=1e-3)
+
+
 @pytest.mark.parametrize("base", ["as-is", "int8", "nf4"])
 def test_gradients_are_those_of_the_layer_with_its_addition_worked_in(base):
     """d/dA = scale B' G and d/dB = scale G A', of the gradient G of the whole weight."""
