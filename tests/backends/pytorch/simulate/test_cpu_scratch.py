@@ -91,6 +91,9 @@ OPS: dict[str, Callable[[], Called]] = {
     "convolution of 8": lambda: patches(64, 8),
     "convolution backward of 8": lambda: patches_backward(64, 8),
     "softmax of columns": lambda: (aten._softmax.default, columns(2, 80, 9), -1, False),
+    "embedding backward of a part": lambda: (
+        aten.embedding_dense_backward.default, torch.zeros(4, 50, 96)[..., 32:], places(4, 50), 32, -1, False,
+    ),
     "mean": lambda: (aten.mean.dim, torch.zeros(60, 70), [-1]),
     "masked_fill": lambda: (aten.masked_fill.Scalar, torch.zeros(80, 100), torch.ones(80, 100, dtype=torch.bool), 1.0),
     "add": lambda: (aten.add.Tensor, torch.zeros(80, 100), columns(80, 100)),

@@ -103,7 +103,8 @@ def _by_index(args: Arguments, result: Any) -> int:
 
 
 def _in_one_piece(args: Arguments, result: Any) -> int:
-    """A copy of an input that does not lie in one piece: softmax (SoftMax.cpp)."""
+    """A copy of an input that does not lie in one piece: softmax (SoftMax.cpp), an embedding's gradient, such as a part
+    of what several embeddings were joined to (Embedding.cpp)."""
     return 0 if args[0].is_contiguous() else _size(args[0])
 
 
@@ -253,7 +254,7 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("index_add", "index_add_"), _index_add),
     **dict.fromkeys(("scatter", "scatter_"), _scattered),
     **dict.fromkeys(("gather", "scatter_add", "scatter_add_"), _by_index),
-    **dict.fromkeys(("_softmax", "_log_softmax"), _in_one_piece),
+    **dict.fromkeys(("_softmax", "_log_softmax", "embedding_dense_backward"), _in_one_piece),
     **dict.fromkeys(("dequantize_nf4", "dequantize_int8"), _dequantized),
     "mean": _mean,
     "_grouped_mm": _grouped_product,
