@@ -46,7 +46,7 @@ def explore(exploration: Exploration, compares: bool = True) -> None:
     _start(exploration)
     improvements: tuple[Neighbors, ...] = (
         usual_at_least_memory,  # which no forecast may say is enough
-        _likeliest, plainer, smallest, smaller, filled, _likeliest_of_harsher, less_communication, _all_of_inference)
+        _likeliest, plainer, smaller, smallest, filled, _likeliest_of_harsher, less_communication, _all_of_inference)
     try:
         for worst in (FitRank.SAFE, FitRank.TIGHT):
             _until_something_fits(exploration, worst)
