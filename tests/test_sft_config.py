@@ -214,3 +214,10 @@ def test_an_object_says_its_tokens_and_other_classes_are_not_taken_for_it():
 def test_a_recipe_says_these_itself(value, words):
     with pytest.raises(RecipeError, match=words):
         Recipe.from_dict(value)
+
+
+def test_names_of_trls_other_configuration_are_told_as_the_adapters_own():
+    with pytest.raises(RecipeError) as caught:
+        Recipe.from_training_arguments({"lora_dropout": 0.1, "lora_target_modules": ["q_proj"], "use_dora": True})
+    for field in ("trainable.dropout=...", "trainable.targets=[...]", "trainable=dora"):
+        assert field in str(caught.value)

@@ -23,6 +23,8 @@ FIELDS: Mapping[str, str] = {
     "lora": "trainable=lora", "qlora": "trainable=lora base=nf4", "peft": "trainable=lora", "dora": "trainable=dora",
     "use_peft": "trainable=lora", "load_in_4bit": "base=nf4", "load_in_8bit": "base=int8",
     "lora_r": "trainable.rank=...", "lora_alpha": "trainable.alpha=...", "quantization": "base=nf4",
+    "lora_dropout": "trainable.dropout=...", "lora_target_modules": "trainable.targets=[...]",
+    "use_rslora": "trainable.rslora=true", "use_dora": "trainable=dora",
     "freeze": "trainable={name: layers, names: [...]}",
     "validation_file": "data.eval_source=...", "eval_dataset": "data.eval_source=...",
     "validation_split": "data.eval_split=...", "chat_template": "data.chat_template=...",
