@@ -28,9 +28,9 @@ from cpu_truth import PHASES, measured_peaks
 from random_global_batches import random_global_batch
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
-from tightfit.backends.pytorch.simulate.fake_global_batches import DOCUMENTS_A_ROW
 from tightfit.backends.pytorch.simulate.predict import predict
 from tightfit.devices import Device
+from tightfit.tasks import DOCUMENTS_A_ROW
 
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 40)
 BOUND = 0.002

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
-from tightfit.backends.pytorch.simulate.fake_global_batches import DOCUMENTS_A_ROW, micro_batch_sizes, padded_length
+from tightfit.backends.pytorch.simulate.fake_global_batches import micro_batch_sizes, padded_length
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
-from tightfit.tasks import ArraySpec, MicroBatch, Task, global_batch_of
+from tightfit.tasks import DOCUMENTS_A_ROW, ArraySpec, MicroBatch, Task, global_batch_of
 
 
 def random_global_batch(

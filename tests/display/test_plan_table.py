@@ -245,3 +245,12 @@ def test_copies_stand_in_a_plans_json():
     assert "host_by_category" not in first["memory"]
     assert second["time"]["copies"] == COPIES.to_json()
     assert second["memory"]["host_by_category"]["activations"] == 4 * GIB
+
+
+@pytest.mark.parametrize(("fields", "said"), [
+    ({"seq_len": 131_072}, True), ({"seq_len": 1024}, False), ({"seq_len": 131_072, "data": {"packing": False}}, False),
+])  # fmt: skip
+def test_long_packed_rows_say_how_many_documents_their_time_is_of(fields, said):
+    choice = candidate(estimate(), **fields)
+    text = squeezed(plan_text(replace(fitting(), candidates=(choice,), chosen=choice), width=100))
+    assert ("tokens/s: of 4 documents a row; of one, which takes longer, with data.packing=false" in text) is said

@@ -13,8 +13,11 @@ from tightfit.planning.plan import Candidate, Plan, choices_of
 from tightfit.planning.timing.copies import Copies
 from tightfit.recipe import Recipe
 from tightfit.recipe.words import field_text, value_text
-from tightfit.tasks import TASKS
+from tightfit.tasks import DOCUMENTS_A_ROW, TASKS
 from tightfit.text import around, percent, seconds, size
+
+LONG_ROWS = 8192
+"""Tokens of a packed row from which on the lengths of its documents decide much of a step's time."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +131,16 @@ def _of_copies(text: Callable[[Copies], str], candidate: Candidate) -> str:
 def marks(candidates: Sequence[Candidate], experts: bool = False) -> str:
     """The meaning of the marks in the table; empty where there are none. experts: whether tokens meet a part of N."""
     found = []
+    shared = [c.recipe for c in candidates if c.recipe.mode == "train" and c.recipe.data.packing
+              and TASKS[c.recipe.task].packs]
     if any(candidate.estimate.time.mfu for candidate in candidates):
         frozen = any(candidate.recipe.trainable.freezes for candidate in candidates)
         told = ", N those that it meets" * experts + ", 4 N of frozen weights" * frozen
-        packed = any(c.recipe.mode == "train" and c.recipe.data.packing and TASKS[c.recipe.task].packs
-                     for c in candidates)
-        apart = ", those of different documents too" * packed
+        apart = ", those of different documents too" * bool(shared)
         found.append(f"MFU: 6 N a token{told}, and every pair of positions{apart}")
+    if any(recipe.seq_len >= LONG_ROWS for recipe in shared):
+        found.append(f"tokens/s: of {DOCUMENTS_A_ROW} documents a row; of one, which takes longer, with "
+                     "data.packing=false")
     if any(candidate.changes_numerics for candidate in candidates):
         found.append("* changes numerics")
     if any(c.recipe.mode == "inference" and getattr(c.recipe.precision, "full_eval", False) for c in candidates):

@@ -12,11 +12,7 @@ from torch import Tensor
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
-from tightfit.tasks import Task
-
-DOCUMENTS_A_ROW = 4
-"""Documents taken to share a packed row: planning reads no data. Their number costs a few bytes, and their lengths
-nothing; but for dropout inside attention and sliding windows on the CPU, where `attention.kernels` takes one a row."""
+from tightfit.tasks import DOCUMENTS_A_ROW, Task
 
 Placed = Callable[[Tensor], None]
 """Told of each tensor that reaches the device."""
