@@ -174,6 +174,7 @@ def test_tf32_beside_bf16_is_a_knob_of_precision():
     assert recipe.to_dict()["optimizer"] == {"name": "adamw", "weight_decay": 0.0}
 
 
+@pytest.mark.filterwarnings("ignore:trainable=")
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_a_recipe_comes_back_whole_or_is_refused(changes):
     recipe = Recipe.from_dict({**SETTLED, **changes})

@@ -296,6 +296,12 @@ def test_on_the_processor_training_arguments_say_so():
     assert search(recipe, gpu(1 << 34), TOY.tools()).training_arguments()["use_cpu"] is False
 
 
+def test_adapters_are_the_models_own_and_no_training_arguments():
+    recipe = Recipe.from_dict({"batch_size": 4, "loss": "plain", "trainable": "lora"})
+    with pytest.warns(UserWarning, match=r"trainable=lora base=bf16: TrainingArguments do not say it"):
+        search(recipe, gpu(1 << 34), TOY.tools()).training_arguments()
+
+
 def test_a_loss_without_whole_logits_is_no_trainers():
     with pytest.raises(RecipeError, match=r"loss=chunked: .* write loss=plain"):
         search(Recipe(batch_size=4), gpu(1 << 34), TOY.tools()).training_arguments()

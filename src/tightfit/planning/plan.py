@@ -269,7 +269,8 @@ class Plan:
 
     def training_arguments(self) -> dict[str, Any]:
         """The chosen recipe as arguments of transformers' `TrainingArguments`; on the processor where the plan is for
-        it. Raises Refused as `recipe` does, and for a choice that the Hugging Face Trainer has no argument for."""
+        it. Warns of adapters, which are the model's. Raises Refused as `recipe` does, and for a choice that the Hugging
+        Face Trainer has no argument for."""
         from tightfit.recipe.hf_arguments import training_arguments
 
         if self.asked.mode == "inference":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -76,9 +77,10 @@ def from_training_arguments(
 def training_arguments(recipe: Recipe) -> Arguments:
     """Keyword arguments for transformers.TrainingArguments that say what the recipe says; no framework is imported.
 
-    Attention is the model's. Raises RecipeError for a loss without whole logits, which the Trainer makes, for another
-    technique that no argument can say, where a field is still `auto`, and for a global batch that does not divide into
-    whole micro-batches, which the Trainer's accumulation takes.
+    Attention is the model's, and so are adapters and a quantized base, which is warned of. Raises RecipeError for a
+    loss without whole logits, which the Trainer makes, for another technique that no argument can say, where a field is
+    still `auto`, and for a global batch that does not divide into whole micro-batches, which the Trainer's accumulation
+    takes.
     """
     open_fields = [field for field in recipe.open_choices() if field != "loss"]
     open_fields += ["loading.workers"] if recipe.loading.workers == "auto" else []
@@ -92,6 +94,9 @@ def training_arguments(recipe: Recipe) -> Arguments:
         other = "loss=plain, whose logits are whole as the Trainer's," if recipe.loss in unsaid else "another,"
         raise RecipeError(f"{named}: TrainingArguments cannot say it as the recipe does; write {other} call "
                           "tightfit.Trainer, or keep your own loop with tightfit.apply(model, recipe)")
+    if recipe.trainable.freezes:
+        warnings.warn(f"trainable={recipe.trainable.name} base={recipe.frozen_base.name}: TrainingArguments do not "
+                      "say it; hand the Trainer a model that is so already, such as peft's", stacklevel=3)
     if uneven := uneven_batch(recipe):
         raise RecipeError(uneven)
     saves, evaluates = recipe.save_steps, recipe.eval_steps
