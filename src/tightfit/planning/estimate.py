@@ -91,11 +91,12 @@ def predict_memory(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -
         missing = max(reserved - room, 0)
         rank = FitRank.SAFE if reserved <= room - spare else FitRank.TIGHT if reserved <= room else FitRank.NONE
     else:
-        replayed = tools.replay(trace, max(room - spare, 1), settings)
-        rank = FitRank.TIGHT if replayed.fits == "no" else FitRank.SAFE
-        if rank is FitRank.TIGHT:
+        rank, replayed = FitRank.SAFE, None
+        if trace.peak()[1] <= room - spare:  # else no run of the allocator need tell
+            replayed = tools.replay(trace, max(room - spare, 1), settings)
+        if replayed is None or replayed.fits == "no":
             replayed = tools.replay(trace, max(room, 1), settings)
-            rank = FitRank.NONE if replayed.fits == "no" else rank
+            rank = FitRank.NONE if replayed.fits == "no" else FitRank.TIGHT
         tick, allocated, reserved = replayed.peak_tick, replayed.peak_allocated, replayed.peak_reserved
         given_back, pieces = replayed.given_back, replayed.pieces
         retries = replayed.retries if rank.fits else ()

@@ -15,9 +15,10 @@ MOST_IN_SWEEP = 16
 """Micro-batches that go through the blocks together where nothing is said, at most: predictions trace each of them, and
 what they keep for the backward pass lies in memory at once."""
 USUAL_SWEEP = 4
-"""Micro-batches of a sweep where a global batch has more than that, or so many of them take `LONG_SWEEP` tokens."""
+"""Micro-batches of a sweep where a global batch has more than that."""
 LONG_SWEEP = 1 << 17
-"""Tokens of a sweep from which on what it computes takes far longer than the copies of blocks that it waits for."""
+"""Tokens of a sweep from which on what it computes takes far longer than the copies of blocks that it waits for; more
+micro-batches would save nothing that shows, and cost memory."""
 
 
 class Accumulation(Technique):
@@ -85,11 +86,13 @@ class ByBlock(Accumulation):
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
-        if not _is_needed(recipe):
-            return None
-        micro = recipe.batch_size if recipe.micro_batch_size == "auto" else recipe.micro_batch_size
-        most = USUAL_SWEEP if USUAL_SWEEP * micro * recipe.seq_len >= LONG_SWEEP else MOST_IN_SWEEP
-        return cls(sweep=USUAL_SWEEP if recipe.batch_size > most * micro else "auto")
+        if not _is_needed(recipe) or recipe.micro_batch_size == "auto":
+            return cls() if _is_needed(recipe) else None
+        count, tokens = -(-recipe.batch_size // recipe.micro_batch_size), recipe.micro_batch_size * recipe.seq_len
+        enough = -(-LONG_SWEEP // tokens)
+        if enough <= USUAL_SWEEP:
+            return cls(sweep=enough if count > enough else "auto")
+        return cls(sweep=USUAL_SWEEP if count > MOST_IN_SWEEP else "auto")
 
 
 def _is_needed(recipe: Recipe) -> bool:

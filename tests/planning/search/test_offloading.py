@@ -138,7 +138,7 @@ def test_large_global_batches_go_in_sweeps(micro, sweep):
 
 
 @pytest.mark.parametrize(("seq_len", "batch", "sweep"), [
-    (16_384, 16, "auto"), (32_768, 16, 4), (32_768, 4, "auto"), (131_072, 5, 4),
+    (16_384, 16, "auto"), (32_768, 16, 4), (32_768, 4, "auto"), (65_000, 16, 3), (131_072, 5, 1), (131_072, 1, "auto"),
 ])
 def test_long_sequences_go_in_sweeps_that_hide_their_copies(seq_len, batch, sweep):
     fields = {"offload": HOST, "micro_batch_size": 1, "batch_size": batch, "seq_len": seq_len}

@@ -141,7 +141,10 @@ class InProcess:
                 cost = estimate(trace, resolved, device, self.tools, timed)
                 found = Evaluated.of(trace, resolved, cost, parameters_of(trace, resolved, self.tools))
                 best = found if best is None or found.fit_key < best.fit_key else best
-                if best.estimate.memory.verdict == "yes" and not resolved.offloaded.uses_host:
+                memory = best.estimate.memory
+                if memory.peak_allocated > memory.capacity:
+                    break  # which no setting mends
+                if memory.verdict == "yes" and not resolved.offloaded.uses_host:
                     break  # where host memory is used, shares go by what the allocator reserves at least
         except TightfitError as error:
             return error

@@ -78,7 +78,7 @@ def find_largest(
     memory, and that as a sentence; with the smallest value where not even that does. Blocks wait in
     host memory where that is open and has room for them. Raises TightfitError where none of them can be traced."""
     field, found, failures = asked.partition("=")[0], dict[int, Evaluated](), list[TightfitError]()
-    traces = 0
+    traces, not_resident = 0, set[int]()
 
     def evaluated(recipe: Recipe) -> Evaluated | TightfitError:
         nonlocal traces
@@ -95,7 +95,9 @@ def find_largest(
 
     def may_hold(value: int, resident: Recipe) -> bool:
         parameters = value if field == "model" else next((each.parameters for each in found.values()), 0)
-        return Space(resident, device).least_memory_recipe().bytes_per_parameter * parameters <= room
+        held = Space(resident, device).least_memory_recipe().bytes_per_parameter * parameters
+        grows = field != "micro_batch_size"  # of which the last needs less
+        return held <= room and not (grows and any(too_large <= value for too_large in not_resident))
 
     def needs(value: int) -> float:
         if progress is not None:
@@ -103,13 +105,15 @@ def find_largest(
         recipe, outcomes = recipes[value], list[Evaluated | TightfitError]()
         asked = [recipe.override(offload="none"), recipe] if recipe.offload == "auto" else [recipe]
         for each in asked:  # the one without blocks in host memory first, whose trace is much shorter
-            if each is recipe or may_hold(value, each):
-                try:
-                    outcomes.append(least(each))
-                except Refused as error:
-                    outcomes.append(error)
-            if any(isinstance(outcome, Evaluated) and outcome.fit_rank.is_safe for outcome in outcomes):
+            if each is not recipe and not may_hold(value, each):
+                continue
+            try:
+                outcomes.append(least(each))
+            except Refused as error:
+                outcomes.append(error)
+            if isinstance(outcomes[-1], Evaluated) and outcomes[-1].fit_rank.is_safe:
                 break
+            not_resident.update([value] if each is not recipe else [])
         possible = [outcome for outcome in outcomes if isinstance(outcome, Evaluated)]
         failures.extend(outcome for outcome in outcomes if isinstance(outcome, TightfitError))
         if not possible:
