@@ -15,8 +15,8 @@ from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.exploration import Exploration
-from tightfit.planning.search.explore import COMPARISONS, improve
-from tightfit.planning.search.neighbors import plainer
+from tightfit.planning.search.explore import improve
+from tightfit.planning.search.neighbors import compared, plainer, smaller
 from tightfit.planning.search.search import search
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
@@ -74,7 +74,8 @@ def test_where_larger_micro_batches_are_slower_smaller_ones_are_tried():
     exploration = Exploration(space, InProcess(toy.tools()), TraceBudget(limit=20), margin=Margin())
     only = space.defaults
     exploration.evaluate([(only, 16)])
-    improve(exploration, COMPARISONS)
+    exploration.evaluate(compared(exploration, (only, 16)))
+    improve(exploration, [smaller])
     assert [micro for _, micro in exploration.found] == [16, 32, 8, 4]
     assert choose(exploration) == (only, 8)
 

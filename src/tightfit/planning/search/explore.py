@@ -36,8 +36,6 @@ LONG_TRACE = 50_000
 
 Neighbors = Callable[[Exploration, Pair], list[Pair]]
 """What else may be the better choice beside the present one, the likeliest first; the evaluated ones count too."""
-COMPARISONS: tuple[Neighbors, ...] = (compared, usual_at_least_memory, smaller, filled)
-"""What a plan shows beside its choice."""
 
 
 def explore(exploration: Exploration, compares: bool = True) -> None:
@@ -65,12 +63,12 @@ def explore(exploration: Exploration, compares: bool = True) -> None:
             while choose(exploration) is None and (wanted := _new(exploration, _for_host_memory(exploration, every))):
                 exploration.evaluate(wanted)
     exploration.budget.extend()
-    if compares:
+    if compares and (best := choose(exploration)) is not None:
         with contextlib.suppress(TraceBudgetExceeded):
-            best = choose(exploration)
-            improve(exploration, COMPARISONS)
+            exploration.evaluate(_new(exploration, compared(exploration, best)))
+            improve(exploration, (smaller, filled))
             if choose(exploration) != best:  # which may leave other room, and has neighbors of its own
-                improve(exploration, (*COMPARISONS, *improvements))
+                improve(exploration, improvements)
 
 
 def _until_something_fits(exploration: Exploration, worst: FitRank) -> None:

@@ -94,7 +94,7 @@ CARRIED: Mapping[str, Any] = {
 """Defaults of the arguments that a recipe keeps in `hugging_face` and gives back unchanged."""
 
 _PROCESSES = "is for several processes, and a recipe is for one; leave it out"
-_LIGER = "puts kernels into the model that a recipe does not have; leave it out"
+_LIGER = "puts kernels into the model that a recipe does not have; leave it out, and write loss=liger for its loss"
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
     "optim_target_modules": (None, "is for GaLore and APOLLO, which a recipe does not have; leave it out"),
