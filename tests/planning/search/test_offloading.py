@@ -22,7 +22,7 @@ from tightfit.planning.search.search import search
 from tightfit.planning.search.smallest_gpu import smallest_gpu
 from tightfit.planning.search.space import Space
 from tightfit.recipe import Recipe
-from tightfit.techniques.offload import Host
+from tightfit.techniques.offload import Host, NoOffload
 from tightfit.trace import Allocation, Category, Place
 
 HOST = {"name": "host", "activations": 1}
@@ -118,6 +118,14 @@ def test_the_smallest_gpu_is_asked_of_shares_too_that_only_a_room_gave():
     search_so_far.found = {(filled, 1): evaluated()}
 
     assert smallest_gpu(search_so_far, [CARD])[2].startswith("With ")
+
+
+def test_what_fsdp_keeps_in_host_memory_is_not_offloads_to_bring_back():
+    lacking = evaluated(host_missing=GIB, host_blocks=8)
+    apart = replace(lacking, recipe=lacking.recipe.model_copy(update={"offload": NoOffload()}))
+
+    assert worth_filling(lacking, KINDS) is not None
+    assert worth_filling(apart, KINDS) is None
 
 
 def test_auto_shares_are_all_of_the_blocks_until_a_plan_says_otherwise():

@@ -64,10 +64,13 @@ def _nearly_as_fast(exploration: Exploration, best: Pair) -> list[Pair]:
 
 def worth_filling(found: Evaluated, kinds: Collection[str]) -> Offload | None:
     """The offloading of what was evaluated with so much of some kinds on the device as that has room for; None where
-    host memory suffices and copies are not waited for, and where there is no room."""
+    nothing is offloaded, as beside fsdp's own, where host memory suffices and copies are not waited for, and where
+    there is no room."""
     offload, memory, copies = found.recipe.offload, found.estimate.memory, found.estimate.time.copies
     waits = copies is not None and copies.speed < 1 - CLOCK_ERROR
-    return fill_device(offload, memory, kinds) if offload != "auto" and (memory.host_missing or waits) else None
+    if offload == "auto" or not offload.shares.uses_host or not (memory.host_missing or waits):
+        return None
+    return fill_device(offload, memory, kinds)
 
 
 def notes_on_host_memory(exploration: Exploration, best: Pair) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from tests.training.processes import in_processes
 from tightfit.backends.pytorch.backend import PytorchBackend
 from tightfit.backends.pytorch.follow.tracker import Tracker
-from tightfit.backends.pytorch.simulate.fake_world import following_parts
+from tightfit.backends.pytorch.simulate.fake_world import fake_world, following_parts
 from tightfit.backends.pytorch.simulate.target import scratch_of
 from tightfit.backends.pytorch.step import Step
 from tightfit.backends.pytorch.world import joined
@@ -170,3 +171,10 @@ def test_buckets_fill_while_the_backward_pass_goes_on(tiny):
     assert sums[0].tick < last < sums[-1].tick
     waits = next(op for op in ops if op.phase is Phase.OPTIMIZER)
     assert sums[-1].tick in waits.after
+
+
+def test_a_world_that_is_not_there_leaves_errors_as_they_are_told():
+    before = sys.excepthook
+    with fake_world(2):
+        assert sys.excepthook is not before
+    assert sys.excepthook is before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,12 +40,13 @@ def fake_world(size: int) -> Iterator[FakeWorld]:
     in a real world of as many. Raises Refused in a process of a real one."""
     if dist.is_initialized():
         raise Refused("parallel: what processes take is predicted before they start; run tightfit plan by itself")
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    try:
-        yield FakeWorld(size, init_device_mesh("cpu", (size,)))
-    finally:
-        dist.destroy_process_group()
-        _clear_sharding_prop_cache()
+    with replaced(sys, "excepthook", sys.excepthook):  # which each group wraps in a prefix of its own, for good
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+        try:
+            yield FakeWorld(size, init_device_mesh("cpu", (size,)))
+        finally:
+            dist.destroy_process_group()
+            _clear_sharding_prop_cache()
 
 
 @contextmanager
