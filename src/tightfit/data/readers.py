@@ -43,7 +43,7 @@ FILE_SIGNATURES = {
     codecs.BOM_UTF16_LE: ("text in UTF-16", CONVERT_ADVICE),
     codecs.BOM_UTF16_BE: ("text in UTF-16", CONVERT_ADVICE),
 }
-"""What files with such first bytes are, whatever their names say, and what to do with them."""
+"""Kinds of files by their first bytes, whatever their names say, and what to do with them."""
 
 
 class MissingField(DataError):

@@ -35,7 +35,7 @@ LONG_TRACE = 50_000
 
 
 Neighbors = Callable[[Exploration, Pair], list[Pair]]
-"""What else may be the better choice beside the present one, the likeliest first; the evaluated ones count too."""
+"""Pairs that may be a better choice than the present one, the likeliest first, whether evaluated or not."""
 
 
 def explore(exploration: Exploration, compares: bool = True) -> None:
@@ -85,8 +85,8 @@ def _until_something_fits(exploration: Exploration, worst: FitRank) -> None:
 
 
 def _for_host_memory(exploration: Exploration, choices: Sequence[Combination]) -> list[Pair]:
-    """What may fit the host's memory too: what needs least of it, then what leaves most on the device, if that memory
-    is known."""
+    """Pairs that may fit the host's memory too: the one that needs least of it, then those that leave most on the
+    device, if that memory is known."""
     least = _new(exploration, least_host_memory(exploration, choices))
     return least or ([] if exploration.device.host_assumed else filled(exploration, None))
 
@@ -110,7 +110,7 @@ def _of_levels(exploration: Exploration, levels: Collection[Level]) -> list[Comb
 
 
 def _likeliest(exploration: Exploration, best: Pair) -> list[Pair]:
-    """What may win with numerics as mild, or with harsher ones where those may be chosen for their speed."""
+    """Pairs that may win with numerics as mild, or with harsher ones where those may be chosen for their speed."""
     rank = exploration.found[best].fit_rank
     mildest = min(exploration.space.level(choice) for (choice, _), found in exploration.found.items()
                   if found.fit_rank <= rank)

@@ -32,8 +32,8 @@ def filled(exploration: Exploration, best: Pair | None) -> list[Pair]:
 
 
 def least_host_memory(exploration: Exploration, choices: Collection[Combination]) -> list[Pair]:
-    """What is likeliest to need least of a host's memory among some combinations that the device holds, where that is
-    too small for something."""
+    """The pair likeliest to need least of a host's memory, of some combinations that the device holds, where that
+    memory is too small for something."""
     space, found = exploration.space, exploration.found
     known = any(each.estimate.memory.host_missing for each in found.values())
     if not known and not exploration.device.host_assumed:

@@ -1,5 +1,5 @@
-"""Neighbors of a choice: what differs from it in one setting or one micro-batch, and may be the better choice or is
-shown beside it. Each function names pairs; which of them were evaluated is the caller's to know."""
+"""Neighbors of a choice: pairs that differ from it in a setting or in the micro-batch, and may be better or are shown
+beside it. Which of them were evaluated is the caller's to know."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def smaller(exploration: Exploration, best: Pair) -> list[Pair]:
 
 
 def compared(exploration: Exploration, best: Pair) -> list[Pair]:
-    """What a plan shows beside its choice: it at the next larger micro-batch, and with two of its non-default values
+    """Comparisons that a plan shows: the choice at the next larger micro-batch, and with two of its non-default values
     undone."""
     (choice, micro), space = best, exploration.space
     larger = [(choice, other) for other in exploration.sizes if other > micro][:1]

@@ -31,8 +31,8 @@ class Probe(NamedTuple):
 
 
 def likeliest(exploration: Exploration, choices: Sequence[Combination], worst: FitRank) -> list[Pair]:
-    """What may win of some combinations, the likeliest first; of those that are evaluated side by side each teaches
-    something of its own."""
+    """Pairs that may win, of some combinations, the likeliest first; of those that are evaluated side by side each
+    teaches something of its own."""
     exploration.considered.update(choices)
     probes = sorted(probes_of(exploration, choices, worst),
                     key=lambda p: (p.fits, p.speed, -exploration.space.complexity(p.choice)), reverse=True)
