@@ -11,6 +11,7 @@ import pytest
 from tests.data.helpers import FACTS, recipe, texts, write_jsonl
 from tightfit.data import GlobalBatchLoader, prepare
 from tightfit.errors import CheckpointError
+from tightfit.files import WRITING
 from tightfit.training import checkpoints
 
 
@@ -74,7 +75,7 @@ def test_a_full_disk_leaves_the_older_ones_and_nothing_half_written(tmp_path):
 def test_only_the_newest_are_kept(tmp_path):
     for step in (1, 2, 10, 100):
         checkpoints.save(tmp_path, step, write(b"x"), {})
-    (tmp_path / ".writing-step-00000101").mkdir()
+    (tmp_path / f".step-00000101.1{WRITING}").mkdir()
     checkpoints.prune(tmp_path, None)
     assert len([*tmp_path.iterdir()]) == 4
     checkpoints.prune(tmp_path, 2)

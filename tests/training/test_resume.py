@@ -13,6 +13,7 @@ import pytest
 
 from tests.training.runs import Said, StopAt, logged_losses, same_weights, train
 from tightfit.errors import CheckpointError, RecipeError
+from tightfit.files import WRITING
 from tightfit.recipe import Recipe
 from tightfit.recipe.resume import continued
 from tightfit.techniques.offload import Host
@@ -59,7 +60,7 @@ def killed_while_saving(values) -> bool:
 
     def half_written() -> set[int]:
         with suppress(OSError):  # gone, or given its name meanwhile
-            return {path.stat().st_ino for path in folder.glob(".writing-*")}
+            return {path.stat().st_ino for path in folder.glob(f".*{WRITING}")}
         return set()
 
     before = half_written()

@@ -17,7 +17,7 @@ from typing import Any
 
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.errors import CheckpointError, one_line
-from tightfit.files import flush, system_errors
+from tightfit.files import WRITING, replacing_folder
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array
 from tightfit.training.schedule import length_field
@@ -43,27 +43,18 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
     Raises CheckpointError where the disk is full or not writable; what was written is removed.
     """
     final = folder_of(parent, step)
-    temporary = parent / f".writing-step-{step:08d}"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        with system_errors():
+        with replacing_folder(final) as temporary:
             meta = write(temporary)
-        files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in temporary.iterdir()}
-        manifest = {"step": step, "loop": loop, "files": files, "meta": meta}
-        written = json.dumps({"checkpoint": manifest, "crc32": _manifest_crc32(manifest)})
-        (temporary / MANIFEST).write_text(written, "utf-8")
-        for path in (*temporary.iterdir(), temporary):
-            flush(path)
-        temporary.rename(final)
-        flush(parent)
+            files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in temporary.iterdir()}
+            manifest = {"step": step, "loop": loop, "files": files, "meta": meta}
+            written = json.dumps({"checkpoint": manifest, "crc32": _manifest_crc32(manifest)})
+            (temporary / MANIFEST).write_text(written, "utf-8")
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoint of step {step} could not be written to {parent}: {one_line(error)}; "
+            f"the checkpoint of step {step} could not be written to {parent}: {one_line(error.__cause__ or error)}; "
             f"older checkpoints are untouched. {FREE_SPACE}"
         ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return final
 
 
@@ -77,7 +68,7 @@ def prune(parent: Path, keep: int | None, best: int | None = None) -> None:
     for folder in folders(parent)[: -keep if keep else 0]:
         if best is None or folder != folder_of(parent, best):
             shutil.rmtree(folder, ignore_errors=True)
-    for folder in parent.glob(".writing-*"):
+    for folder in parent.glob(f".*{WRITING}"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
