@@ -67,7 +67,7 @@ def learned_texts(prepared: Prepared, tokenizer: Path) -> list[str]:
     """The runs of labels that count, as text, in order."""
     decode = AutoTokenizer.from_pretrained(tokenizer).decode
     train = prepared.train
-    rows = [train.batch(np.array([i]), 0)[0].labels[0] for i in range(len(train))]
+    rows = [train.batch(np.array([i]), 0).labels[0] for i in range(len(train))]
     if isinstance(train, Packed):  # the last row begins in what the one before it has counted
         rows[-1] = rows[-1][len(train) * train.seq_len - len(train.stream) :]
     labels = np.concatenate(rows)
@@ -92,7 +92,7 @@ def test_every_token_of_a_conversation_is_shown(tmp_path, tokenizer):
     found, _ = prepared(tmp_path, tokenizer, CHATS, packing=False)
     assert found.tokenizer is not None
     backend = found.tokenizer.backend
-    shown = [found.train.batch(np.array([i]), 0)[0].inputs["input_ids"][0].tolist() for i in range(3)]
+    shown = [found.train.batch(np.array([i]), 0).inputs["input_ids"][0].tolist() for i in range(3)]
     assert shown == [backend.apply_chat_template(chat["messages"], return_dict=False) for chat in CHATS]
 
 
@@ -146,7 +146,7 @@ def test_prompts_and_completions_that_are_messages_are_learned_as_trl_does(tmp_p
     found, _ = prepared(tmp_path, tokenizer, rows, template, packing=False)
     for number, row in enumerate(rows):
         ids, labels = as_trl(backend, row, template)
-        batch = found.train.batch(np.array([number]), 0)[0]
+        batch = found.train.batch(np.array([number]), 0)
         assert batch.inputs["input_ids"][0].tolist() == ids
         assert batch.labels[0].tolist() == [*labels[1:], IGNORE]
     Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
@@ -160,7 +160,7 @@ def test_tools_and_calls_stand_beside_prompts_that_are_messages(tmp_path, tokeni
     ids, labels = as_trl(AutoTokenizer.from_pretrained(tokenizer),
                          {"prompt": CALLED[:1], "completion": [{**CALL, "content": ""}, *CALLED[2:]], "tools": [TOOL]},
                          CALLING)  # fmt: skip
-    batch = found.train.batch(np.array([0]), 0)[0]
+    batch = found.train.batch(np.array([0]), 0)
     assert (batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()) == (ids, [*labels[1:], IGNORE])
     with pytest.raises(DataError, match=r"does not write the tool_calls in .*row 1"):
         prepared(tmp_path, tokenizer, [{"prompt": CALLED[:1], "completion": CALLED[1:]}])
@@ -458,8 +458,8 @@ def test_other_documents_are_held_out_by_name(tmp_path, tokenizer):
     found, _ = prepared(tmp_path, tokenizer, CHATS, eval_source=held, packing=False)
     assert found.evaluation is not None
     assert (len(found.train), len(found.evaluation)) == (3, 1)
-    batch: MicroBatch = found.evaluation.batch(np.array([0]), 0)[0]
-    assert torch.equal(torch.from_numpy(batch.labels), torch.from_numpy(found.train.batch(np.array([1]), 0)[0].labels))
+    batch: MicroBatch = found.evaluation.batch(np.array([0]), 0)
+    assert torch.equal(torch.from_numpy(batch.labels), torch.from_numpy(found.train.batch(np.array([1]), 0).labels))
 
 
 @pytest.mark.parametrize("packing", [True, False])

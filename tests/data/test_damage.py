@@ -124,7 +124,7 @@ def test_a_damaged_cache_is_made_anew(pattern: str, damage: Callable[[Path], obj
     settings = recipe(tmp_path, data={"source": str(write_texts(tmp_path / "a.jsonl")), "eval_fraction": 0.2})
 
     def rows(prepared: Prepared) -> dict[str, np.ndarray]:
-        return arrays(prepared.train.batch(np.arange(len(prepared.train)), 0)[0])
+        return arrays(prepared.train.batch(np.arange(len(prepared.train)), 0))
 
     first = {name: value.copy() for name, value in rows(prepare(settings, FACTS)).items()}
     (path,) = (tmp_path / "cache").glob(pattern)

@@ -12,7 +12,7 @@ import pytest
 from tightfit.data.readers import TEXT
 from tightfit.data.samples import Masking, Packed
 from tightfit.data.tokenized import Part, StreamWriter, TokenStream, unigram_loss
-from tightfit.tasks import IGNORE, get_task
+from tightfit.tasks import IGNORE, get_task, global_batch_of
 
 
 def stream_of(folder: Path, documents: list[list[int]], vocab_size: int = 100) -> TokenStream:
@@ -58,8 +58,8 @@ def test_packing_equals_a_slow_reimplementation(seed: int, tmp_path: Path) -> No
     packed = Packed(stream_of(tmp_path / "s", documents), seq_len)
     expected = np.array(slow_rows(documents, seq_len))
     assert len(packed) == len(expected)
-    batch, tokens = packed.batch(np.arange(len(packed)), epoch=0)
-    assert tokens == expected.shape[0] * expected.shape[1]
+    batch = packed.batch(np.arange(len(packed)), epoch=0)
+    assert global_batch_of((batch,)).tokens == expected.shape[0] * expected.shape[1]
     assert batch.document_ids is not None
     assert batch.document_ids.dtype == np.int32
     assert batch.labels.dtype == batch.inputs["input_ids"].dtype == batch.inputs["position_ids"].dtype == np.int64
@@ -73,7 +73,7 @@ def test_packing_equals_a_slow_reimplementation(seed: int, tmp_path: Path) -> No
 def test_every_prediction_counts_once_an_epoch_and_none_crosses(seed: int, tmp_path: Path) -> None:
     documents = random_documents(seed)
     packed = Packed(stream_of(tmp_path / "s", documents), 7)
-    batch, _ = packed.batch(np.arange(len(packed)), epoch=0)
+    batch = packed.batch(np.arange(len(packed)), epoch=0)
     counted = batch.labels != IGNORE
     pairs = Counter(zip(batch.inputs["input_ids"][counted].tolist(), batch.labels[counted].tolist(), strict=True))
     assert pairs == Counter(pair for d in documents for pair in pairwise(d))
@@ -85,7 +85,7 @@ def test_masked_rows_choose_from_each_token_once(tmp_path: Path) -> None:
     masking = Masking(mask_id=99, vocab_size=100, special_ids=(0, 99), seed=3)
     packed = Packed(stream, 8, masking)
     for epoch in range(50):
-        batch, _ = packed.batch(np.array([2]), epoch)
+        batch = packed.batch(np.array([2]), epoch)
         assert (batch.labels[0, :4] == IGNORE).all()
         assert (batch.labels[0, 4:] != IGNORE).sum() == 1
         assert batch.mask == "packed"

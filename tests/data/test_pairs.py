@@ -63,7 +63,7 @@ def pairs_recipe(tmp_path: Path, **changes: Any) -> Any:
 def test_a_tokenizer_trained_here_puts_its_end_between_the_texts_of_a_pair(tmp_path: Path) -> None:
     prepared = prepare(pairs_recipe(tmp_path, seq_len=64), FACTS)
     assert prepared.tokenizer is not None
-    batch, _ = prepared.train.batch(np.arange(4), 0)
+    batch = prepared.train.batch(np.arange(4), 0)
     first, second = texts(40), texts(40, seed=1)
     known = {(a + b).replace("\n", " ").split().__repr__() for a, b in zip(first, second, strict=True)}
     assert batch.padding is not None

@@ -21,13 +21,13 @@ from tightfit.data.tokenized import class_ids
 from tightfit.errors import DataError, Refused
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
-from tightfit.tasks import IGNORE, TASKS, MicroBatch
+from tightfit.tasks import IGNORE, TASKS, MicroBatch, global_batch_of
 
 TINY_IMAGES = ModelFacts(num_labels=2, image_size=4)
 
 
 def everything(prepared: Prepared) -> MicroBatch:
-    return prepared.train.batch(np.arange(len(prepared.train)), 0)[0]
+    return prepared.train.batch(np.arange(len(prepared.train)), 0)
 
 
 def test_packed_rows_hold_the_training_documents(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_unpacked_causal_rows(tmp_path: Path) -> None:
     settings = recipe(tmp_path, data={"source": str(write_texts(tmp_path / "a.jsonl")), "packing": False},
                       pad_sequence_to=12)  # fmt: skip
     prepared = prepare(settings, FACTS)
-    batch, tokens = prepared.train.batch(np.arange(len(prepared.train)), 0)
+    batch = prepared.train.batch(np.arange(len(prepared.train)), 0)
     assert prepared.tokenizer is not None
     assert (batch.mask, batch.padding_mask) == ("none", None)
     ids, labels = batch.inputs["input_ids"], batch.labels
@@ -108,7 +108,7 @@ def test_unpacked_causal_rows(tmp_path: Path) -> None:
         text = prepared.tokenizer.decode([row[0], *predicted[: len(counted)]])
         assert text in held if whole and len(counted) < 16 else any(t.startswith(text) for t in held)
         lengths.append(min(len(counted) + int(whole and len(counted) < 16), 16))
-    assert tokens == sum(lengths)
+    assert global_batch_of((batch,)).tokens == sum(lengths)
     global_batch = GlobalBatchLoader(prepared.train, settings).global_batch(0)
     assert global_batch.tokens < sum(m.inputs["input_ids"].size for m in global_batch.micro_batches)
 
@@ -119,8 +119,8 @@ def test_masked_lm(packing: bool, tmp_path: Path) -> None:
     settings = recipe(tmp_path, task="masked-lm", data={"source": source, "packing": packing})
     prepared = prepare(settings, FACTS)
     assert prepared.tokenizer is not None
-    first, other = (prepared.train.batch(np.arange(20), epoch)[0] for epoch in (0, 1))
-    again = prepared.train.batch(np.arange(10, 20), 0)[0]
+    first, other = (prepared.train.batch(np.arange(20), epoch) for epoch in (0, 1))
+    again = prepared.train.batch(np.arange(10, 20), 0)
     assert first.mask == ("packed" if packing else "padded")
     counted = first.labels != IGNORE
     width = again.labels.shape[1]
@@ -261,7 +261,7 @@ def test_dummy(task: str, tmp_path: Path) -> None:
     prepared = prepare(settings, facts)
     assert len(prepared.train) == 20
     assert (prepared.tokenizer, prepared.unigram_loss) == (None, None)
-    batch = prepared.train.batch(np.array([3, 9]), 0)[0]
+    batch = prepared.train.batch(np.array([3, 9]), 0)
     spec = TASKS[task].batch_spec(2, 16, facts)
     for name, array in (*batch.inputs.items(), ("labels", batch.labels)):
         wanted = spec.labels if name == "labels" else spec.inputs[name]
@@ -269,12 +269,12 @@ def test_dummy(task: str, tmp_path: Path) -> None:
         assert array.dtype == np.dtype(wanted.dtype)
         assert not wanted.high or (array.min() >= wanted.low and array.max() < wanted.high)
     assert batch.inputs.keys() == spec.inputs.keys()
-    again = prepared.train.batch(np.array([9]), 5)[0]
+    again = prepared.train.batch(np.array([9]), 5)
     assert all(np.array_equal(value[1:], arrays(again)[name]) for name, value in arrays(batch).items())
     assert not np.array_equal(*next(iter(batch.inputs.values())))
     assert prepared.evaluation is not None
-    held = prepared.evaluation.batch(np.array([0]), 0)[0]
-    first = prepared.train.batch(np.array([0]), 0)[0]
+    held = prepared.evaluation.batch(np.array([0]), 0)
+    first = prepared.train.batch(np.array([0]), 0)
     assert not np.array_equal(next(iter(held.inputs.values())), next(iter(first.inputs.values())))
     if task == "causal-lm":
         assert np.array_equal(batch.labels[:, :-1], batch.inputs["input_ids"][:, 1:])
@@ -319,7 +319,7 @@ def test_images_of_their_own_to_evaluate_on(tmp_path: Path) -> None:
     prepared = prepare(recipe(tmp_path, task="image-classification", data=source), TINY_IMAGES)
     assert prepared.evaluation is not None
     assert (len(prepared.train), len(prepared.evaluation)) == (10, 3)
-    held = prepared.evaluation.batch(np.arange(3), 0)[0]
+    held = prepared.evaluation.batch(np.arange(3), 0)
     assert held.labels.tolist() == [1, 1, 1]
     (tmp_path / "held" / "red").rename(tmp_path / "held" / "blue")
     with pytest.raises(DataError, match=r"data.eval_source: .* has the class 'blue', .*\(black, red\)"):
@@ -362,7 +362,7 @@ def test_pixels_are_scaled_as_the_stored_models_are(tmp_path: Path, stored: Any,
     settings = recipe(tmp_path, model=str(model), task="image-classification",
                       data={"source": str(tmp_path / "images"), "eval_fraction": 0.0})
     prepared = prepare(settings, TINY_IMAGES)
-    pixels = prepared.train.batch(np.array([1]), 0)[0].inputs["pixel_values"][0, :, 0, 0]
+    pixels = prepared.train.batch(np.array([1]), 0).inputs["pixel_values"][0, :, 0, 0]
     assert np.allclose(pixels, (np.array([1.0, 0.0, 0.2]) - mean) / deviation, atol=1e-6)
     assert prepared.image_processor is not None
     assert (prepared.image_processor["image_mean"], prepared.image_processor["image_std"]) == (mean, deviation)
@@ -376,7 +376,7 @@ def test_a_part_to_evaluate_on_has_the_classes_of_the_rest(tmp_path: Path) -> No
     assert prepared.classes == {0: "a", 1: "b", 2: "c"}
     assert prepared.evaluation is not None
     assert (len(prepared.train), len(prepared.evaluation)) == (10, 2)
-    assert prepared.evaluation.batch(np.arange(2), 0)[0].labels.tolist() == [0, 2]
+    assert prepared.evaluation.batch(np.arange(2), 0).labels.tolist() == [0, 2]
     with pytest.raises(DataError, match=r"3 classes \('a' among the held-out rows alone\) and the model 2; write num"):
         prepare(settings.override(data=data), replace(FACTS, num_labels=2))
 

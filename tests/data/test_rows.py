@@ -30,7 +30,7 @@ def batch_of(
 ) -> MicroBatch:
     settings = recipe(tmp_path, task=task, **changes)
     samples = padded(RowExamples.of(rows, settings, facts), settings, facts)
-    return samples.batch(np.arange(len(samples)), 0)[0]
+    return samples.batch(np.arange(len(samples)), 0)
 
 
 def test_causal_rows_predict_their_own_tokens(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_rows_that_are_not_tokenized_are_read_as_those_of_files(tmp_path, task, 
         assert one is not None
         assert other is not None
         assert len(one) == len(other)
-        (ours, *_), (theirs, *_) = (each.batch(np.arange(len(each)), 0) for each in (one, other))
+        ours, theirs = (each.batch(np.arange(len(each)), 0) for each in (one, other))
         assert np.array_equal(ours.labels, theirs.labels)
         assert all(np.array_equal(ours.inputs[name], theirs.inputs[name]) for name in theirs.inputs)
 
@@ -181,7 +181,7 @@ def test_rows_of_text_that_changed_are_tokenized_anew(tmp_path: Path) -> None:
     table = Dataset.from_list([{"text": text} for text in texts(20)])
     first, second = (prepare(settings, FACTS, dataset=table.select(range(begin, begin + 9))).train for begin in (0, 9))
     rows = np.arange(2)
-    assert not np.array_equal(first.batch(rows, 0)[0].labels, second.batch(rows, 0)[0].labels)
+    assert not np.array_equal(first.batch(rows, 0).labels, second.batch(rows, 0).labels)
 
 
 def test_rows_of_text_take_their_evaluation_and_their_tokenizer_from_python_too(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_dataset_of_the_datasets_library(tmp_path: Path) -> None:
     prepared = prepare(settings, FACTS, dataset=datasets.Dataset.from_list(rows))
     assert prepared.evaluation is not None
     assert (len(prepared.train), len(prepared.evaluation)) == (8, 2)
-    both = [s.batch(np.arange(len(s)), 0)[0].inputs["input_ids"][:, 2].tolist() for s in
+    both = [s.batch(np.arange(len(s)), 0).inputs["input_ids"][:, 2].tolist() for s in
             (prepared.train, prepared.evaluation)]  # fmt: skip
     assert sorted(both[0] + both[1]) == list(range(7, 17))
     assert (prepared.tokenizer, prepared.unigram_loss) == (None, None)

@@ -126,17 +126,12 @@ def make_global_batch(
     rank, of = part
     shares = np.array_split(chosen, of)  # the first is one of the longest
     own, passes = shares[rank], math.ceil(len(shares[0]) / micro_batch_size)
-    batches: list[MicroBatch] = []
-    tokens = 0
-    for start in range(0, len(own), micro_batch_size):
-        batch, real = samples.batch(own[start : start + micro_batch_size], epoch)
-        batches.append(batch)
-        tokens += real
-    counted = global_batch_of(tuple(batches), origin)
-    if len(batches) < passes:
-        batch, _ = samples.batch(chosen[:1], epoch)
-        batches.append(_as_padding(batch))
-    return replace(counted, micro_batches=tuple(batches), tokens=tokens)
+    starts = range(0, len(own), micro_batch_size)
+    batches = tuple(samples.batch(own[start : start + micro_batch_size], epoch) for start in starts)
+    counted = global_batch_of(batches, origin)
+    if len(batches) == passes:
+        return counted
+    return replace(counted, micro_batches=(*batches, _as_padding(samples.batch(chosen[:1], epoch))))
 
 
 def _as_padding(batch: MicroBatch) -> MicroBatch:

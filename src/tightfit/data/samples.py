@@ -25,9 +25,9 @@ class Samples(Protocol):
     def __len__(self) -> int:
         """Number of samples."""
 
-    def batch(self, indices: Array, epoch: int) -> tuple[MicroBatch, int]:
-        """The micro-batch of the samples `indices` (int64, 1-d) as seen in `epoch`, and its number of real tokens
-        (images: of images). A pure function of its arguments."""
+    def batch(self, indices: Array, epoch: int) -> MicroBatch:
+        """The micro-batch of the samples `indices` (int64, 1-d) as seen in `epoch`. A pure function of its arguments.
+        """
 
     def numbers(self, indices: Array) -> Array:
         """The numbers that the samples `indices` have in the data, for messages: int64 (indices,)."""
@@ -72,12 +72,12 @@ class Padded:
     def numbers(self, indices: Array) -> Array:
         return indices if self.chosen is None else self.chosen[indices]
 
-    def batch(self, indices: Array, epoch: int) -> tuple[MicroBatch, int]:
+    def batch(self, indices: Array, epoch: int) -> MicroBatch:
         rows = [self.examples.example(int(i), epoch) for i in self.numbers(indices)]
         nothing = np.empty(0, dtype=np.int64)
         if "input_ids" not in rows[0].inputs:
             stacked = {name: np.stack([r.inputs[name] for r in rows]) for name in rows[0].inputs}
-            return MicroBatch(inputs=stacked, labels=np.stack([r.labels for r in rows])), len(rows)
+            return MicroBatch(inputs=stacked, labels=np.stack([r.labels for r in rows]))
         inputs = {  # what a row leaves out is 0, as a model takes it that is given none
             name: self._pad([r.inputs.get(name, nothing) for r in rows],
                             0 if name in PADDED_WITH_ZERO else self.pad_id)
@@ -87,11 +87,10 @@ class Padded:
         labels = np.stack([r.labels for r in rows]) if one_each else self._pad([r.labels for r in rows], IGNORE)
         lengths = np.array([len(r.inputs["input_ids"]) for r in rows])
         padding = np.arange(inputs["input_ids"].shape[1]) < lengths[:, None]
-        tokens = int(lengths.sum())
         if padding.all():
-            return MicroBatch(inputs=inputs, labels=labels), tokens
+            return MicroBatch(inputs=inputs, labels=labels)
         mask: MaskKind = "none" if self.causal else "padded"
-        return MicroBatch(inputs=inputs, labels=labels, mask=mask, padding=padding), tokens
+        return MicroBatch(inputs=inputs, labels=labels, mask=mask, padding=padding)
 
     def _pad(self, rows: Sequence[Array], value: int) -> Array:
         longest = max(len(row) for row in rows)
@@ -207,8 +206,7 @@ class Packed:
     def numbers(self, indices: Array) -> Array:
         return indices
 
-    def batch(self, indices: Array, epoch: int) -> tuple[MicroBatch, int]:
-        """The micro-batch of those rows, and its number of real tokens."""
+    def batch(self, indices: Array, epoch: int) -> MicroBatch:
         length = min(self.seq_len, len(self.stream))
         shape = (len(indices), length)
         ids, labels, positions = (np.empty(shape, dtype=np.int64) for _ in range(3))
@@ -230,7 +228,7 @@ class Packed:
                 real = self.stream.tokens[start : start + length].astype(np.int64)
                 ids[row], labels[row] = self.masking.apply(real, epoch, int(index), counted)
         inputs = {"input_ids": ids, "position_ids": positions}
-        return MicroBatch(inputs=inputs, labels=labels, mask="packed", document_ids=documents), int(ids.size)
+        return MicroBatch(inputs=inputs, labels=labels, mask="packed", document_ids=documents)
 
     def _layout(self, start: int, length: int) -> tuple[Array, Array, Array]:
         """A row's document ids (int32), positions (int64), and where in it documents have their last token."""

@@ -169,7 +169,7 @@ def _mean_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tens
 def _collated(samples: Samples, weights: torch.dtype, shifted: bool, chosen: Sequence[Sample]) -> dict[str, Tensor]:
     """The micro-batch of these samples, which lie in one epoch."""
     numbers, epochs = zip(*chosen, strict=True)
-    batch = tensor_batch(samples.batch(np.array(numbers), epochs[0])[0])
+    batch = tensor_batch(samples.batch(np.array(numbers), epochs[0]))
     labels = {"labels": batch.labels, **({"shift_labels": batch.labels} if shifted else {})}
     return {**model_arguments(batch, weights), **labels}
 
