@@ -24,13 +24,13 @@ from tightfit.recipe.sections import GIVEN_ROWS
 from tightfit.trace import Phase, Trace
 from tightfit.trace.file import load_trace, save_trace, wrong_fields
 from tightfit.trace.lanes import Stretch
+from tightfit.training.run_folder import RECIPE
 
 FORMAT, VERSION = "tightfit-profile", 1
 NOT_PREDICTED = "not predicted: "
 """Beginning of the note that says why a step has no prediction."""
 VALUES_FILE = "profile.json"
 TRACES = ("measured", "predicted")
-OF_RUN = "recipe.yaml"
 
 
 def _resolved(values: Any) -> Recipe:
@@ -142,7 +142,7 @@ def home_of(folder: Path) -> Path | None:
 
 def how_to_profile(folder: Path) -> str:
     """Hint on how to make a profile where a folder holds none."""
-    of_run = folder / OF_RUN
+    of_run = folder / RECIPE
     if not of_run.is_file():
         return "write a folder that `tightfit profile RECIPE` made, or `tightfit train RECIPE profile_step=10`"
     saved = of_run.read_text("utf-8", "replace")
@@ -192,7 +192,7 @@ def _missing(folder: Path) -> str:
         return "there is no such folder"
     if not folder.is_dir():
         return "this is no folder"
-    return "this folder holds no profile" + ("" if (folder / OF_RUN).is_file() else f", and no {OF_RUN} of a run")
+    return "this folder holds no profile" + ("" if (folder / RECIPE).is_file() else f", and no {RECIPE} of a run")
 
 
 def _damaged(path: Path, reason: object) -> ReportError:
