@@ -11,7 +11,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from tightfit.errors import RecipeError
 from tightfit.recipe.sections import (
     BestMetric,
-    Coefficient,
     Data,
     Every,
     Inference,
@@ -43,6 +42,7 @@ from tightfit.techniques import (
     Update,
 )
 from tightfit.techniques.backend import Pytorch
+from tightfit.techniques.optimizer import NonNegative
 from tightfit.techniques.parallel import ManyProcesses, NoParallel
 from tightfit.techniques.technique import NUMBER, Positive, at_most
 from tightfit.techniques.trainable import All
@@ -158,11 +158,11 @@ class Recipe(TechniqueFacts, BaseModel):
     """Optimizer steps to train for, unless the recipe's `num_train_epochs` says how many."""
     num_train_epochs: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False), NUMBER] | None = None
     """Train for so many passes over the training data: `max_steps` is then counted when the data is prepared."""
-    max_grad_norm: Coefficient = 1.0
+    max_grad_norm: NonNegative = 1.0
     """Clip gradients to this norm; 0 does not clip."""
-    router_aux_loss_coef: Coefficient | None = None
+    router_aux_loss_coef: NonNegative | None = None
     """Weight of the balance loss of a mixture of experts' routers; by default the model configuration's."""
-    router_z_loss_coef: Coefficient | None = None
+    router_z_loss_coef: NonNegative | None = None
     """Weight of the routers' z-loss, which keeps their logits small; by default the model configuration's, or 0."""
     seed: Annotated[int, Field(ge=0), at_most(2**63 - 1), NUMBER] = 0
     """Seeds weights, data order, dropout and sampling."""
@@ -185,7 +185,7 @@ class Recipe(TechniqueFacts, BaseModel):
     """Whether the finished model is the best checkpoint's, instead of the last step's."""
     early_stopping_patience: Positive | None = None
     """End the run after so many evaluations in a row without a better one."""
-    early_stopping_threshold: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = 0.0
+    early_stopping_threshold: NonNegative = 0.0
     """Improvement from which on an evaluation counts as better for early stopping."""
     output_dir: NameOrPath | None = None
     """The run's folder; by default `runs/<name>`."""

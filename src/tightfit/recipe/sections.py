@@ -79,7 +79,6 @@ SCHEDULE_ARGUMENTS = {
 MOST_NAME, MOST_PATH = 255, 4000
 """Bytes that file systems take in a name, and systems in a path."""
 NameOrPath = Annotated[str, AfterValidator(_file_name)]
-Coefficient = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 Size = Annotated[int, Field(ge=1), at_most(2**31 - 1), NUMBER]
 StepsOrShare = Annotated[int | float, _steps_or_share(0)]
 Every = Annotated[int | float, _steps_or_share(1)]
