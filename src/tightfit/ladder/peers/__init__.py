@@ -16,11 +16,11 @@ from tightfit.tasks import get_task
 class Peer:
     """Another trainer.
 
-    function: `module:function` in this package, loaded when it runs. title: its name in tables.
+    module: the one in this package whose function `run` is its loop, loaded when it runs. title: its name in tables.
     libraries: those that only its figures depend on, besides those of all runners.
     """
 
-    function: str
+    module: str
     title: str
     libraries: tuple[str, ...] = ()
 
@@ -29,14 +29,13 @@ class Peer:
 
         Raises Refused for what the peer cannot do, MissingLibrary, OutOfMemory.
         """
-        module, _, name = self.function.partition(":")
-        found: Timings = getattr(import_module(f"{__name__}.{module}"), name)(recipe, device, warm_up, steps)
+        found: Timings = import_module(f"{__name__}.{self.module}").run(recipe, device, warm_up, steps)
         return found
 
 
 PEERS = {
-    "plain": Peer(function="plain:run", title="bare loop"),
-    "hf-trainer": Peer(function="hf_trainer:run", title="hf-trainer", libraries=("accelerate", "bitsandbytes")),
+    "plain": Peer(module="plain", title="bare loop"),
+    "hf-trainer": Peer(module="hf_trainer", title="hf-trainer", libraries=("accelerate", "bitsandbytes")),
 }
 
 
