@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tightfit.devices import GIB
-from tightfit.planning.costs import Estimate, Memory, Time
+from tightfit.planning.costs import Estimate, Time
 from tightfit.planning.plan import Candidate, Plan, choices_of
 from tightfit.planning.timing.copies import Copies
 from tightfit.recipe import Recipe
@@ -68,11 +68,6 @@ def fits(estimate: Estimate) -> str:
     return f"{size(memory.missing)} short" if memory.missing else f"host: {size(memory.host_missing)} short"
 
 
-def _reserved(memory: Memory) -> str:
-    """GiB that the allocator reserves, and with the CUDA context, as the driver counts them."""
-    return f"{memory.peak_reserved / GIB:.1f} / {memory.used / GIB:.1f}"
-
-
 def throughput(time: Time) -> str:
     """Tokens or samples a second, with the error of that where it is known."""
     value = time.throughput
@@ -98,7 +93,8 @@ def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
     choices += [Column(field, partial(_choice, field)) for field in fields if field != "micro_batch_size"]
     unit = next((candidate.estimate.time.unit for candidate in plan.candidates), "samples/s")
     costs = [
-        Column("reserved / with\ncontext, GiB", lambda c: _reserved(c.estimate.memory), True)
+        Column("reserved / with\ncontext, GiB",
+               lambda c: f"{c.estimate.memory.peak_reserved / GIB:.1f} / {c.estimate.memory.used / GIB:.1f}", True)
         if plan.device.kind == "cuda" else Column("allocated", lambda c: size(c.estimate.memory.peak_reserved), True),
         Column("fits", lambda c: fits(c.estimate)),
         Column(unit, lambda c: throughput(c.estimate.time), True),

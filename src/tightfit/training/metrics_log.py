@@ -81,8 +81,9 @@ class MetricsLog:
     def write(self, values: dict[str, Any]) -> None:
         """Write down what was measured at `values["step"]`."""
         self._file.write(json.dumps(finite(values), allow_nan=False) + "\n")
-        if self._logs:
-            tagged = {_tag(name): value for name, value in values.items() if name != "step"}
+        # as the Hugging Face Trainer calls them there, so that both draw in one chart
+        tagged = {name.replace("eval_", "eval/", 1) if name.startswith("eval_") else f"train/{name}": value
+                  for name, value in values.items() if name != "step"}
         for log in self._logs:
             log(tagged, step=values["step"])
 
@@ -92,8 +93,3 @@ class MetricsLog:
     def __exit__(self, *raised: object) -> None:
         self._file.close()
         self._trackers.close()
-
-
-def _tag(name: str) -> str:
-    """A metric's name in a tracker: as the Hugging Face Trainer has it there, so that both draw in one chart."""
-    return f"eval/{name[len('eval_'):]}" if name.startswith("eval_") else f"train/{name}"
