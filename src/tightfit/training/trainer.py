@@ -147,20 +147,18 @@ class Trainer:
         kept = bool(checkpoints.folders(folder.checkpoints))
         finished = None
         if saved is not None:
-            from tightfit.training.finished import give_weights, summary_if_finished  # for runs that began before
+            from tightfit.recipe.resume import continued  # for runs that began before
+            from tightfit.training.finished import give_weights, summary_if_finished
 
             finished = summary_if_finished(folder, recipe, saved)
-        if saved is not None and not kept and finished is None and (
-                (folder.path / SUMMARY).exists() or (folder.path / MODEL).is_dir()):
-            raise CheckpointError(f"output_dir: {folder.path} holds a finished run whose checkpoints are gone; write "
-                                  "another output_dir")
-        if saved is not None and (kept or finished is not None):
-            from tightfit.recipe.resume import continued  # for runs that go on
-
-            recipe, rounding = continued(recipe, saved)
-            if rounding and finished is None:
-                self.listener.message(f"{', '.join(rounding)} changed: the run resumes with the same results up to "
-                                      "rounding, not bit for bit")
+            if kept or finished is not None:
+                recipe, rounding = continued(recipe, saved)
+                if rounding and finished is None:
+                    self.listener.message(f"{', '.join(rounding)} changed: the run resumes with the same results up to "
+                                          "rounding, not bit for bit")
+            elif (folder.path / SUMMARY).exists() or (folder.path / MODEL).is_dir():
+                raise CheckpointError(f"output_dir: {folder.path} holds a finished run whose checkpoints are gone; "
+                                      "write another output_dir")
         if finished is not None:
             length = "early_stopping_patience" if finished.early_stopped else length_field(recipe)
             self.listener.message(f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a "
