@@ -50,7 +50,8 @@ BEYOND_STYLE = "not bold {}"
 """The style of what the device has no room for."""
 FREE_MARK, END_MARK, MORE_MARK = ".", "|", ">"
 WIDEST_BAR = 1.5
-"""Memories that a bar is wide at most where another candidate fits; what needs more is cut off and ends in MORE."""
+"""Memories that a bar is wide at most where another candidate fits; what needs more is cut off and ends in MORE_MARK.
+"""
 
 
 def parts_of(memory: Memory) -> dict[str, int]:
@@ -109,7 +110,7 @@ def cells_of(held: Mapping[str, int], count: int) -> list[Part]:
 
 def scale_of(needs: Sequence[int], limit: int) -> int:
     """Bytes that a bar's full width stands for, so that bars can be compared: the memory, or the largest need, up to
-    LARGEST memories where something fits."""
+    WIDEST_BAR memories where something fits."""
     most = max([limit, *needs])
     return min(most, round(WIDEST_BAR * limit)) if min(needs, default=0) <= limit else most
 

@@ -90,9 +90,9 @@ def _each(slot: str, against: str, feature: str) -> Iterator[dict[str, Any]]:
 def ladder_of(recipe: Recipe, name: str) -> Ladder:
     """The recipe's ladder. What it pins stays; every field that it leaves `auto` is varied.
 
-    The baseline takes PLAIN's choice of each open slot, and the whole batch at once; of a factory's model, which may
-    compute attention itself, `sdpa`, which keeps that. What the backend does not have makes no rung. Raises RecipeError
-    for a recipe that trains nothing or leaves nothing open, and MissingLibrary.
+    The baseline takes PLAIN_FIELDS' choice of each open slot, and the whole batch at once; of a factory's model, which
+    may compute attention itself, `sdpa`, which keeps that. What the backend does not have makes no rung. Raises
+    RecipeError for a recipe that trains nothing or leaves nothing open, and MissingLibrary.
     """
     if recipe.mode != "train":
         raise RecipeError("mode: 'inference' is for planning, and a ladder is of training; write mode=train")

@@ -144,7 +144,7 @@ def _resolved(job: Job, target: Target, backend: Backend, notes: list[str]) -> R
 
 
 def largest_batch(recipe: Recipe, within: Recipe, target: Target, backend: Backend) -> Recipe:
-    """The recipe at the largest batch, of those in GROWTH, that is predicted to need no more memory than another.
+    """The recipe at the largest batch of GROWTH_MULTIPLES that is predicted to need no more memory than another.
 
     recipe, within: resolved. Raises as predicting does.
     """

@@ -119,7 +119,7 @@ def curve(trace: Trace, parts: Sequence[CurvePart], place: Place = Place.DEVICE)
 
 
 def downsample(seconds: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Points to draw: of each of BUCKETS equal stretches of time the highest, so that every peak survives."""
+    """Points to draw: of each of CURVE_POINTS equal stretches of time the highest, so that every peak survives."""
     if len(seconds) <= CURVE_POINTS:
         return np.arange(len(seconds))
     width = (float(seconds[-1] - seconds[0]) or 1.0) / CURVE_POINTS
