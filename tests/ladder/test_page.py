@@ -13,7 +13,7 @@ from tests.page.browsing import charts_fit, needs_chromium
 from tests.page.pages import Read, stands_alone
 from tightfit.ladder.catalogue import ladders
 from tightfit.ladder.charts import draw
-from tightfit.ladder.page import page, write_page
+from tightfit.ladder.page import page
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +119,6 @@ def test_a_ladder_that_has_not_begun():
     assert "throughput" not in read.ids
 
 
-def test_a_page_is_written_whole_or_not_at_all(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        write_page(tmp_path / "gone" / "page.html", bert_large())
-    write_page(tmp_path / "page.html", bert_large())
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
 def test_what_draws_is_loaded_only_to_draw():
     code = ("import sys, tightfit.commands.ladder; "
             "sys.exit(bool({'plotly', 'jinja2'} & {name.split('.')[0] for name in sys.modules}))")
@@ -135,8 +128,8 @@ def test_what_draws_is_loaded_only_to_draw():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("pages")
-    write_page(made / "reduced.html", bert_large())
-    write_page(made / "hostile.html", hostile())
+    (made / "reduced.html").write_text(page(bert_large()), "utf-8")
+    (made / "hostile.html").write_text(page(hostile()), "utf-8")
     return made
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from tightfit.devices import parse_memory
 from tightfit.errors import RecipeError, Refused, UnknownRecipe, nearest, writing
+from tightfit.files import write_atomically
 from tightfit.ladder.catalogue import ladder_of, ladders
 from tightfit.ladder.peers import PEERS, check_rows
 from tightfit.ladder.results import rung_results
@@ -89,14 +90,14 @@ def run_ladder(
 def _present(run: LadderRun) -> None:
     """Print the ladder's table and say where its results and its page are. Raises ReportError where the page cannot be
     written."""
-    from tightfit.ladder.page import write_page  # which loads what draws
+    from tightfit.ladder.page import page  # which loads what draws
 
     show(run, Console())
     run.log(f"results: {run.path}")
-    page = run.path.with_name(PAGE)
-    with writing(f"{page}: the page", "the results are kept"):
-        write_page(page, run)
-    run.log(f"page: {page}")
+    path = run.path.with_name(PAGE)
+    with writing(f"{path}: the page", "the results are kept"):
+        write_atomically(path, page(run))
+    run.log(f"page: {path}")
 
 
 def _exit_status(run: LadderRun) -> int:

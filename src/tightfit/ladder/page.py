@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tightfit.devices import MIB
-from tightfit.files import write_atomically
 from tightfit.ladder.catalogue import guides
 from tightfit.ladder.charts import draw
 from tightfit.ladder.peers import title_of
@@ -28,11 +26,6 @@ from tightfit.ladder.results import (
 from tightfit.ladder.run import LadderRun
 from tightfit.ladder.table import cells, notes
 from tightfit.page import render
-
-
-def write_page(path: Path, run: LadderRun) -> None:
-    """Write the page of what is known of a ladder so far, whole or not at all. Raises OSError."""
-    write_atomically(path, page(run))
 
 
 def page(run: LadderRun) -> str:
