@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit import text
-from tightfit.backends import load_backend
+from tightfit.backends import backend_of
 from tightfit.devices import Device
 from tightfit.errors import RecipeError, UnknownRecipe
 from tightfit.planner import target_for
@@ -42,9 +42,14 @@ PLANNED = " (auto)"
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two recipes. work: a step's seconds by what takes them. opened: its fields that said `auto`."""
+    """One of the two recipes.
+
+    memory: that of its plan, evaluation and saving included. work: a step's seconds by what takes them. opened: its
+    fields that said `auto`.
+    """
 
     profile: Profile
+    memory: Memory
     work: Mapping[Work, float]
     opened: frozenset[str]
 
@@ -53,9 +58,7 @@ class Side:
         return value + PLANNED * (field.partition(".")[0] in self.opened)
 
 
-def run_compare(
-    name: str, words: Sequence[str], gpu: str | None = None, gpu_memory: str | None = None, as_json: bool = False
-) -> None:
+def run_compare(name: str, words: Sequence[str], gpu: str | None, gpu_memory: str | None, as_json: bool) -> None:
     """Print two recipes' steps side by side: the fields that differ, the headline, memory by category, time by class of
     ops and by phase.
 
@@ -70,13 +73,11 @@ def run_compare(
     with Terminal(Console(stderr=True, soft_wrap=True)) as terminal, redirect_stdout(sys.stderr):
         sides = _sides([(name, ()), (other, overrides)], gpu, gpu_memory, terminal.message)
     ours, theirs = (side.profile for side in sides)
-    memories = _memory(ours), _memory(theirs)
-    waits = _waits(*sides)
-    found = [*_sections(ours, theirs, *memories), *([(WAITS, text.seconds, waits)] if waits else [])]
+    found = _sections(sides)
     changes = recipe_changes(ours, theirs)
     # a profile's peak is of a step alone, a plan's of the whole run; and both steps are predicted
     heads = [row for row in headlines(ours, theirs) if row[0] not in (PEAK, ORIGIN)]
-    first, second = (_peaks(memory, ours.device) for memory in memories)
+    first, second = (_peaks(side.memory, ours.device) for side in sides)
     peaks = pairs(first, second)
     if as_json:
         values = {"changes": {field: [first, second] for field, first, second in changes},
@@ -125,23 +126,11 @@ def _naming(name: str, fields: Sequence[str]) -> Iterator[None]:
 def _side(asked: Recipe, target: Target, log: Callable[[str], None]) -> Side:
     profile, _ = predicted_profile(asked, target, log)
     assert profile.predicted is not None
-    recipe = profile.recipe
+    trace, recipe, device = profile.predicted, profile.recipe, profile.device
     filled = differences(asked.to_dict(), recipe.to_dict())
-    return Side(profile, step_time(profile.predicted, recipe, target.device, target.calibration).work,
+    return Side(profile, predict_memory(trace, recipe, device, standard_tools(backend_of(recipe))),
+                step_time(trace, recipe, device, target.calibration).work,
                 frozenset(field.partition(".")[0] for field, said, _ in filled if said in (None, "auto")))
-
-
-def _waits(first: Side, second: Side) -> list[Pair]:
-    """The seconds of a step in which either device waits, by what for."""
-    found = [Pair(kind.value, *(side.work.get(kind, 0.0) for side in (first, second))) for kind in WAITED]
-    return [pair for pair in found if pair.first or pair.second]
-
-
-def _memory(profile: Profile) -> Memory:
-    """The memory that a plan of the recipe has, evaluation and saving included."""
-    assert profile.predicted is not None
-    tools = standard_tools(load_backend(profile.recipe.backend.name))
-    return predict_memory(profile.predicted, profile.recipe, profile.device, tools)
 
 
 def _peaks(memory: Memory, device: Device) -> dict[str, float]:
@@ -151,15 +140,15 @@ def _peaks(memory: Memory, device: Device) -> dict[str, float]:
             "free at the peak": device.memory_bytes - memory.used}
 
 
-def _sections(
-    ours: Profile, theirs: Profile, *memories: Memory
-) -> list[tuple[str, Callable[[float], str], list[Pair]]]:
+def _sections(sides: Sequence[Side]) -> list[tuple[str, Callable[[float], str], list[Pair]]]:
     """Each table's title, how its figures are written, and its pairs."""
-    steps = [steps_of(profile)["predicted"] for profile in (ours, theirs)]
-    held = [{CATEGORY_NAMES[key]: count for key, count in memory.by_category.items()} for memory in memories]
-    return [(MEMORY, text.size, pairs(held[0], held[1], "all")),
-            (OPS, text.seconds, pairs(steps[0].by(op_class), steps[1].by(op_class), "all")),
-            (PHASES, text.seconds, phase_pairs(ours, theirs))]
+    held = [{CATEGORY_NAMES[key]: count for key, count in side.memory.by_category.items()} for side in sides]
+    ops = [steps_of(side.profile)["predicted"].by(op_class) for side in sides]
+    waits = [Pair(kind.value, *(side.work.get(kind, 0.0) for side in sides)) for kind in WAITED]
+    waits = [pair for pair in waits if pair.first or pair.second]
+    return [(MEMORY, text.size, pairs(held[0], held[1], "all")), (OPS, text.seconds, pairs(ops[0], ops[1], "all")),
+            (PHASES, text.seconds, phase_pairs(*(side.profile for side in sides))),
+            *([(WAITS, text.seconds, waits)] if waits else [])]
 
 
 def _row(pair: Pair, written: Callable[[float], str]) -> tuple[str, str, str, str]:
