@@ -18,7 +18,7 @@ from tightfit.doctor.report import as_dict, show
 from tightfit.system import cores
 
 
-def run_doctor(as_json: bool = False, disk: bool = True) -> int:
+def run_doctor(as_json: bool, disk: bool) -> int:
     """Look the machine over and print what there is to say. The exit status: 1 where something stops training, else 0.
 
     disk: whether to measure the disk of the working folder.
@@ -33,7 +33,7 @@ def run_doctor(as_json: bool = False, disk: bool = True) -> int:
     return 1 if problems(findings) else 0
 
 
-def run_calibration(device: str, as_json: bool = False) -> None:
+def run_calibration(device: str, as_json: bool) -> None:
     """Measure, keep and show. device: `auto`, `cpu` or `cuda`. Raises TightfitError as `calibrate` does.
 
     as_json: print the record that is kept instead of the table.

@@ -45,22 +45,22 @@ class PlanOptions:
     GPUs, to show. verbose: whether one GPU's plan is shown with all that is known of it.
     """
 
-    gpus: Sequence[str] = ()
-    gpu_memory: str | None = None
-    host_memory: str | None = None
-    count: str | None = None
-    nodes: str | None = None
-    network: str | None = None
-    as_json: bool = False
-    prices: Sequence[str] = ()
-    tokens: str | None = None
-    training_arguments: Path | None = None
-    longest: str | None = None
-    largest: str | None = None
-    html: Path | None = None
-    save: Path | None = None
-    top: str | None = None
-    verbose: bool = False
+    gpus: Sequence[str]
+    gpu_memory: str | None
+    host_memory: str | None
+    count: str | None
+    nodes: str | None
+    network: str | None
+    as_json: bool
+    prices: Sequence[str]
+    tokens: str | None
+    training_arguments: Path | None
+    longest: str | None
+    largest: str | None
+    html: Path | None
+    save: Path | None
+    top: str | None
+    verbose: bool
 
     @property
     def extreme(self) -> str:
