@@ -34,7 +34,8 @@ def render(package: str, template: str, **values: Any) -> str:
                               trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.do"])
     environment.filters.update(size=text.size, signed_size=text.signed_size, seconds=text.seconds, flops=text.flops,
                                percent=text.percent, shape=text.shape)
-    environment.globals.update(chart=chart, relative=text.relative, part=_part, plotly=_plotly)
+    environment.globals.update(chart=chart, relative=text.relative, part=_part, plotly=_plotly,
+                               any=MOST_CHARACTERS)
     return environment.get_template(f"own/{template}").render(**values)
 
 
