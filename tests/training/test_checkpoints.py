@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,28 @@ def test_a_broken_newest_falls_back_saying_so(tmp_path, harm):
     assert "step-00000002 is broken" in said[0]
     assert [path.name for path in checkpoints.folders(tmp_path)] == ["step-00000001"]
     assert (tmp_path / "broken-step-00000002").exists()
+
+
+@pytest.mark.parametrize("name", ["step-best", "step-old", "step-00000001.bak", "step-1"])
+def test_a_copy_by_another_name_is_neither_the_newest_nor_removed(tmp_path, name):
+    checkpoints.save(tmp_path, 1, write(b"first"), {})
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / name)
+    checkpoints.save(tmp_path, 2, write(b"second"), {})
+    checkpoints.prune(tmp_path, 1)
+    found = checkpoints.newest(tmp_path, pytest.fail)
+    assert found is not None
+    assert (found.step, checkpoints.steps(tmp_path)) == (2, [2])
+    assert (tmp_path / name / checkpoints.MANIFEST).exists()
+
+
+def test_a_checkpoint_by_the_name_of_another_step_is_put_aside(tmp_path):
+    checkpoints.save(tmp_path, 1, write(b"first"), {})
+    checkpoints.save(tmp_path, 2, write(b"second"), {}).rename(tmp_path / "step-00000009")
+    said: list[str] = []
+    found = checkpoints.newest(tmp_path, said.append)
+    assert found is not None
+    assert (found.step, checkpoints.steps(tmp_path)) == (1, [1])
+    assert "it is of step 2, and was renamed" in said[0]
 
 
 def test_all_broken_is_an_error_and_none_is_none(tmp_path):

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zlib
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from tightfit.tasks import IGNORE, Array
 from tightfit.training.schedule import length_field
 
 MANIFEST = "checkpoint.json"
+NAME = re.compile(r"step-\d{8,}")
+"""A checkpoint's name; a copy by another one, such as `step-00000100.bak`, is its owner's and stays as it is."""
 FREE_SPACE = "Free some space, or write output_dir=... and run again"
 """Advice where a disk is full."""
 
@@ -74,13 +77,12 @@ def prune(parent: Path, keep: int | None, best: int | None = None) -> None:
 
 def folders(parent: Path) -> list[Path]:
     """The checkpoints under `parent`, oldest first."""
-    return sorted(path for path in parent.glob("step-*") if path.is_dir())
+    return sorted(path for path in parent.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir())
 
 
 def steps(parent: Path) -> list[int]:
     """The steps that have a checkpoint under `parent`."""
-    names = (path.name.removeprefix("step-") for path in folders(parent))
-    return [int(name) for name in names if name.isdecimal()]
+    return [int(path.name.removeprefix("step-")) for path in folders(parent)]
 
 
 def read(folder: Path) -> Checkpoint:
@@ -95,6 +97,8 @@ def read(folder: Path) -> Checkpoint:
         whole = written["crc32"] == _manifest_crc32(manifest)
         if not whole or not manifest["files"] or not all(isinstance(manifest[key], dict) for key in ("meta", "loop")):
             raise CheckpointError(f"{folder / MANIFEST}: not as it was written")
+        if folder != folder_of(folder.parent, manifest["step"]):
+            raise CheckpointError(f"{folder}: it is of step {manifest['step']}, and was renamed")
         return Checkpoint(folder=folder, step=manifest["step"], meta=manifest["meta"], loop=manifest["loop"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: {one_line(error)}") from None
@@ -118,7 +122,8 @@ def newest(parent: Path, log: Callable[[str], None]) -> Checkpoint | None:
             other.rename(other.with_name(f"broken-{other.name}"))
         return found
     if present:
-        raise CheckpointError(f"every checkpoint in {parent} is broken; remove that folder to start anew")
+        raise CheckpointError(f"every checkpoint in {parent} is broken; restore one, or write "
+                              "another output_dir=... to start anew")
     return None
 
 
