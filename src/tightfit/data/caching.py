@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from tightfit.errors import DataError
 from tightfit.files import digest, system_errors
+from tightfit.system import lock_file
 
 Read = TypeVar("Read")
+LOCK = ".lock"
+OURS: set[Path] = set()
+"""Locks that this process holds, and could take again: the system's are between processes."""
 
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
@@ -40,8 +46,8 @@ def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Re
             shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-            made = Path(temporary) / folder.name
+        with _unfinished(folder.name, folder.parent.resolve()) as temporary:
+            made = temporary / folder.name
             made.mkdir()
             with system_errors():
                 fill(made)
@@ -55,3 +61,29 @@ def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Re
             f"cache_dir: cannot write {folder}: {error.strerror or error}; write cache_dir=<a folder with room>"
         ) from None
     return read(folder)
+
+
+@contextmanager
+def _unfinished(name: str, parent: Path) -> Iterator[Path]:
+    """A temporary folder, locked while it is filled and removed in the end; what processes that were killed left of
+    such folders goes first, whatever it was to become."""
+    for left in set(parent.glob(f".*{LOCK}")) - OURS:
+        with suppress(OSError), left.open("r+") as file:  # of one that is being filled, or another user's
+            lock_file(file)
+            shutil.rmtree(left.with_suffix(""), ignore_errors=True)
+            left.unlink()
+    number, path = tempfile.mkstemp(LOCK, f".{name}-", parent)
+    lock = Path(path)
+    temporary = lock.with_suffix("")
+    OURS.add(lock)
+    try:
+        with os.fdopen(number, "r+") as file:
+            with suppress(OSError):  # where the file system knows no locks, nothing is removed
+                lock_file(file)
+            temporary.mkdir()
+            yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            lock.unlink()
+        OURS.discard(lock)
