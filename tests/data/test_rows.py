@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from transformers import MBartConfig
 from transformers.models.mbart.modeling_mbart import shift_tokens_right
 
@@ -199,6 +200,8 @@ def test_rows_of_text_take_their_evaluation_and_their_tokenizer_from_python_too(
     ("sequence-classification", {"input_ids": [4], "labels": 3}, "3 among its labels.* write num_labels=4"),
     ("causal-lm", {"input_ids": [4, 5], "labels": [4]}, "row 0 has 1 labels for 2 input_ids; .* task=sequence"),
     ("causal-lm", {"input_ids": [-5, 2]}, "-5 among its input_ids, which should lie in 0 to 399; change the data"),
+    ("causal-lm", {"input_ids": [5, IGNORE]}, "-100 among its input_ids, which should lie in 0 to 399; change"),
+    ("causal-lm", {"input_ids": torch.ones(2).requires_grad_()}, "as its input_ids, which should be integers"),
     ("causal-lm", {"input_ids": [1.9, 2]}, r"row 0 has \[1.9, 2\] as its input_ids, which should be integers"),
     ("causal-lm", {"input_ids": [10**30]}, "as its input_ids, which should be integers"),
     ("causal-lm", {"input_ids": [float("nan")]}, r"row 0 has \[nan\] as its input_ids, which should be integers"),
@@ -237,6 +240,8 @@ def test_columns_are_no_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rows", "message"), [
+    (DatasetDict({name: Dataset.from_list(ROWS) for name in ("a", "b")}), r"give one of them, by \['a'\] or \['b'\]"),
+    (pandas.DataFrame(ROWS), r"a DataFrame gives columns and no rows; give datasets.Dataset.from_pandas\("),
     ([], "dataset: it has no rows"), (torch.utils.data.DataLoader(ROWS), r"DataLoader does not give .* own \.dataset"),
 ])  # fmt: skip
 def test_what_holds_no_rows_is_refused(rows: Any, message: str, tmp_path: Path) -> None:

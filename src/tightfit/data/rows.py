@@ -61,8 +61,13 @@ class RowExamples:
         if not isinstance(rows, Sized):
             raise DataError(f"{name}: {kind} has no length, as streamed data has none, and an epoch of it no number "
                             "of steps; give rows with len() and [i], such as load_dataset(..., streaming=False)")
+        if isinstance(rows, Mapping) and rows and all(hasattr(part, "column_names") for part in rows.values()):
+            parts = " or ".join(f"[{part!r}]" for part in rows)
+            raise DataError(f"{name}: a {kind} holds several data sets; give one of them, by {parts}")
         if isinstance(rows, Mapping):
             raise DataError(f"{name}: a mapping of columns has no rows; give datasets.Dataset.from_dict(...) of it")
+        if hasattr(rows, "iloc"):
+            raise DataError(f"{name}: a {kind} gives columns and no rows; give datasets.Dataset.from_pandas(...) of it")
         if not hasattr(rows, "__getitem__"):
             raise DataError(f"{name}: {kind} does not give a row by its number; give rows with len() and [i], such as "
                             "a DataLoader's own .dataset: they are batched and padded here")
@@ -191,7 +196,8 @@ class RowExamples:
         return label
 
     def _check(self, values: Array, name: str, index: int, high: int, field: str) -> None:
-        wrong = values[(values != IGNORE) & ((values < 0) | (values >= high))]
+        counts = values != IGNORE if name == "labels" else True
+        wrong = values[counts & ((values < 0) | (values >= high))]
         if wrong.size:
             sampled = " or more," * (len(self) > COUNTED_ROWS)
             most = max([int(wrong.max()), *self._values(field)])
@@ -215,7 +221,7 @@ class RowExamples:
 
     def _integers(self, row: Mapping[str, Any], name: str, index: int) -> Array:
         """A row's values of that name. Raises DataError for fractions, texts and nested rows."""
-        with suppress(OverflowError, TypeError, ValueError), np.errstate(invalid="ignore"):  # of NaN
+        with suppress(OverflowError, RuntimeError, TypeError, ValueError), np.errstate(invalid="ignore"):  # of NaN
             given = np.asarray(row[name])
             found = given.astype(np.int64)
             if given.dtype.kind not in "SU" and np.array_equal(found, given) and given.squeeze().ndim <= 1:
