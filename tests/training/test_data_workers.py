@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
 
 from tests.training.runs import Said
 from tightfit import Trainer
+from tightfit.errors import LostProcess
 from tightfit.training.data_workers import SEEN_STEPS, DataWorkers
 
 
@@ -72,3 +74,24 @@ def test_a_run_that_waits_for_data_takes_workers_and_learns_the_same(tmp_path, t
     assert len(list((tmp_path / "open").iterdir())) > 1
     said = [text for text in told.texts if "waiting for data" in text]
     assert [f"from step {SEEN_STEPS + 2} on loading.workers=" in text for text in said] == [True]
+
+
+class Killed(list[dict[str, list[int]]]):
+    """Rows whose worker is killed, as the system does where memory is full."""
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        if os.getpid() != self.trainer and len(list(self.folder.iterdir())) > 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+        (self.folder / f"{os.getpid()}-{time.monotonic_ns()}").touch()
+        return {"input_ids": [(index + place) % 50 for place in range(16)]}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_is_killed_is_told(tmp_path, tiny, workers):
+    rows = Killed([{}] * 16)
+    rows.trainer, rows.folder = os.getpid(), tmp_path / "made"
+    rows.folder.mkdir()
+    recipe = {**tiny, "max_steps": 40, "batch_size": 8, "seq_len": 16, "loading": {"workers": workers},
+              "data": {"packing": False}, "output_dir": str(tmp_path / "run"), "eval_steps": None}
+    with pytest.raises(LostProcess, match=r"loading\.workers: .* was killed, .* with loading\.workers=0"):
+        Trainer(recipe=recipe, dataset=rows).train()

@@ -182,10 +182,15 @@ def _first_to_speak(store: Store) -> bool:
 
 @contextmanager
 def lost_process_guard() -> Iterator[None]:
-    """Turn the errors of collectives whose other end is gone, or silent for too long, into ours. Raises LostProcess."""
+    """Turn the errors of collectives whose other end is gone, or silent for too long, into ours, and those of a data
+    worker that was killed. Raises LostProcess."""
     try:
         yield
     except RuntimeError as error:
+        if str(error).startswith("DataLoader worker (pid"):  # which torch raises wherever the process is
+            raise LostProcess("loading.workers: a process that prepares data was killed, as the system does where the "
+                              "machine's memory is full; the same command goes on from the newest checkpoint, with "
+                              "loading.workers=0 in this process alone") from None
         if not (isinstance(error, dist.DistError) or "/gloo/" in str(error)):
             raise
         why = "" if "/gloo/" in str(error) else f" ({one_line(error)})"  # gloo's names lines of its own source

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build
+from tightfit.backends.pytorch.world import lost_process_guard
 from tightfit.errors import Refused, TightfitError
 from tightfit.tasks import GlobalBatch
 from tightfit.techniques.loading import Loading
@@ -108,7 +109,8 @@ def loading(technique: Loading, build: Build) -> Build:
             worker_init_fn=_start_worker,
             generator=torch.Generator(),  # its own, so that starting workers draws nothing from the run's stream
         )
-        for made in loader:  # nothing else refers to its iterator, so that an error, too, ends the workers at once
-            yield made.tensors()
+        with lost_process_guard():
+            for made in loader:  # nothing else refers to its iterator, so that an error, too, ends the workers at once
+                yield made.tensors()
 
     return replace(build, global_batches=global_batches)
