@@ -13,7 +13,9 @@ from tests.own_models import Scores
 from tests.plain import CPU
 from tightfit.backends.pytorch.assembly import apply_techniques, bare_build
 from tightfit.backends.pytorch.build import Build
-from tightfit.errors import Refused
+from tightfit.backends.pytorch.simulate.predict import predict
+from tightfit.errors import ModelError, Refused
+from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 
 
@@ -46,6 +48,30 @@ def test_what_compiles_a_module_is_left_off():
     build = built(torch.compile(plain))
     assert build.model is plain
     assert "compile=per-block compiles it" in build.notes[0]
+
+
+class Lazy(Scores):
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.out = torch.nn.LazyLinear(64)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+@pytest.mark.parametrize(("make", "told"), [
+    (lambda: torch.jit.script(Scores(64)), "TorchScript module, .* give the module that it was made from"),
+    (Lazy, r"out\.weight of Lazy has no shape yet.* call the module once"),
+])  # fmt: skip
+def test_a_module_that_nothing_can_be_applied_to(make: Any, told: str):
+    with pytest.raises(ModelError, match=told):
+        built(make(), vocab_size=64)
+    recipe = resolve(Recipe.from_dict({"data": "dummy", "vocab_size": 64, "seq_len": 8, "batch_size": 2}), CPU)
+    with pytest.raises(ModelError, match=told):
+        predict(recipe, CPU, make())
+
+
+def test_a_module_without_values_is_told_where_they_are_wanted():
+    with pytest.raises(ModelError, match=r"embed\.weight of Scores is on the meta device.* to_empty"):
+        built(Scores(64).to("meta"), vocab_size=64)
 
 
 def test_an_adapter_of_pefts_gets_no_other():

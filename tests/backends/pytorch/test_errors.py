@@ -119,6 +119,28 @@ def test_in_a_step_and_in_its_evaluation(how: str) -> None:
             step.evaluate([global_batch])
 
 
+class Odd(Outer):
+    """Gives no logits that anything can be learned through."""
+
+    def forward(self, input_ids: Tensor) -> Any:
+        if self.how == "loss first":
+            return torch.zeros(()), super().forward(input_ids)
+        with torch.no_grad():
+            return super().forward(input_ids)
+
+
+@pytest.mark.parametrize(("how", "told"), [("loss first", "Odd gives one number, such as a loss, where its logits"),
+                                           ("no gradient", "the logits of Odd depend on no parameter")])
+def test_outputs_that_teach_nothing_are_told_in_plans_and_steps(how: str, told: str) -> None:
+    recipe, backend = resolve(Recipe.from_dict(FIELDS), CPU), PytorchBackend()
+    with pytest.raises(ModelError, match=told):
+        predict(recipe, CPU, Odd(how))
+    build = backend.build(recipe, CPU, Odd(how))
+    with pytest.raises(ModelError, match=told):
+        backend.step(build)(
+            benchmark("random_global_batches").random_global_batch(build.recipe, build.task, build.facts, 0), 1e-3)
+
+
 def test_our_own_errors_are_not_the_models() -> None:
     with pytest.raises(TypeError) as found:
         global_batch_of(None)

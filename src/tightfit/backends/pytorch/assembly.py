@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
+from torch.nn.parameter import is_lazy
 from transformers import PreTrainedModel
 
 from tightfit.backends.base import absences
@@ -24,7 +25,7 @@ from tightfit.backends.pytorch.padding import pad_vocab
 from tightfit.backends.pytorch.saved_model import is_wrapped_by_peft
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.devices import Device
-from tightfit.errors import Refused
+from tightfit.errors import ModelError, Refused
 from tightfit.model_facts import model_facts, module_facts
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
@@ -70,11 +71,13 @@ def bare_build(
         facts = model_facts(recipe, config)
         model, notes = build_model(recipe, task, where, dtype, config, torch_device)
     else:
+        require_changeable(model)
         model, notes = _plain_module(model)
         facts = module_facts(model, recipe)
         if dtype != torch.float32 or any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
             cast_weights(model, dtype)  # before it moves, so that the device never holds it wider
         if not any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # those are there already
+            _require_weights(model)
             model = model.to(where)
             if task.predicts == "next" and recipe.mode == "train" and _sees_later_tokens(model):
                 notes = (*notes, f"model: {type(model).__name__} sees the tokens that it is to predict, so that its "
@@ -104,6 +107,24 @@ def bare_build(
     from tightfit.backends.pytorch.determinism import deterministic_ops  # for these alone
 
     return replace(build, settings=(deterministic_ops,))
+
+
+def require_changeable(model: nn.Module) -> None:
+    """Raise ModelError for a module of the caller's own that no technique can be applied to."""
+    name = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(f"model: {name} is a TorchScript module, which nothing can be changed in; give the module "
+                         "that it was made from")
+    if lazy := next((path for path, each in model.named_parameters() if is_lazy(each)), None):
+        raise ModelError(f"model: {lazy} of {name} has no shape yet, as in torch.nn.LazyLinear; call the module once, "
+                         "on one batch, before you give it")
+
+
+def _require_weights(model: nn.Module) -> None:
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ModelError(f"model: {path} of {type(model).__name__} is on the meta device, which holds no values; "
+                             "build the module on the CPU, or call its to_empty(device='cpu') and load its weights")
 
 
 def _plain_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:

@@ -41,11 +41,17 @@ def _names(profiler: torch.autograd.profiler.profile | None) -> tuple[str, ...]:
 
 def check_shapes(build: Build, batch: TensorBatch, outputs: Tensor) -> None:
     """Compare the shape of a model's outputs with that of the labels, whose values a plan does not have. Raises
-    ModelError."""
+    ModelError, also for outputs that nothing can be learned through."""
+    name = type(build.model).__name__
+    if outputs.dim() == 0:
+        raise ModelError(f"model: {name} gives one number, such as a loss, where its logits should be; let its forward "
+                         "return the logits, an object or a mapping with `logits`, or a tuple that begins with them")
     if outputs.shape[:-1] != batch.labels.shape:
         shape = (*outputs.shape[:-1], build.loss.classes(build, outputs))
-        raise ModelError(f"model: {type(build.model).__name__} gives logits of shape {shape}; labels of shape "
+        raise ModelError(f"model: {name} gives logits of shape {shape}; labels of shape "
                          f"{tuple(batch.labels.shape)} need one row of logits each")
+    if not outputs.requires_grad:
+        raise ModelError(f"model: the logits of {name} depend on no parameter that can be trained")
 
 
 def check_outputs(build: Build, batch: TensorBatch, outputs: Tensor) -> None:
@@ -56,8 +62,6 @@ def check_outputs(build: Build, batch: TensorBatch, outputs: Tensor) -> None:
     if largest >= classes:
         raise ModelError(f"model: {name} gives {classes} logits, and the data has the label {largest}; write "
                          "vocab_size or num_labels to match the model")
-    if not outputs.requires_grad:
-        raise ModelError(f"model: the logits of {name} depend on no parameter that can be trained")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tightfit.backends.pytorch import loops
-from tightfit.backends.pytorch.assembly import assemble, made_on_host
+from tightfit.backends.pytorch.assembly import assemble, made_on_host, require_changeable
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.follow.alike_turns import alike_turns
@@ -189,6 +189,7 @@ def skip_weight_init() -> AbstractContextManager[None]:
 
 def fake_copy(model: nn.Module) -> nn.Module:
     """A copy of a module whose weights are fake tensors on the CPU; call it inside a fake mode. Ties are kept."""
+    require_changeable(model)
     copies: dict[int, Any] = {}
     held = (value for module in model.modules() for value in vars(module).values())  # such as a computed weight
     for tensor in [*model.parameters(), *model.buffers(), *filter(torch.is_tensor, held)]:
