@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -31,6 +32,17 @@ def run(tiny):
     overrides = {**tiny["model_overrides"], "resid_pdrop": 0.1, "attn_pdrop": 0.1, "embd_pdrop": 0.1}
     return {**tiny, "model_overrides": overrides, "data": {"source": "dummy", "samples": 21}, "max_steps": 12,
             "save_steps": 1, "lr_scheduler_type": "cosine", "warmup_steps": 2, "loading": {"workers": 0}}
+
+
+@pytest.mark.parametrize("emptied", [True, False])
+def test_a_finished_run_writes_a_model_again_that_is_gone(undisturbed, run, tmp_path, emptied):
+    values = {**run, "output_dir": str(tmp_path / "again")}
+    train(values)
+    shutil.rmtree(tmp_path / "again" / "model")
+    if emptied:
+        (tmp_path / "again" / "model").mkdir()
+    train(values)
+    assert same_weights(tmp_path / "again", undisturbed)
 
 
 @pytest.fixture

@@ -16,14 +16,17 @@ from tightfit.training.summary import Summary
 
 
 def summary_if_finished(folder: RunFolder, recipe: Recipe, saved: Recipe) -> Summary | None:
-    """The summary of a run that is complete here at the recipe's last step. saved: the recipe that the run had, whose
-    steps are those of as many epochs."""
+    """The summary of a run that is complete here at the recipe's last step; None too where its model is gone, and its
+    last checkpoint is there to write it from again. saved: the recipe that the run had, whose steps are those of as
+    many epochs."""
     if recipe.num_train_epochs is not None:
         if saved.num_train_epochs != recipe.num_train_epochs:
             return None
         recipe = saved
     summary = Summary.of(folder.path)
-    if summary is None:
+    model = folder.path / MODEL
+    if summary is None or (summary.steps in checkpoints.steps(folder.checkpoints)
+                           and not (model.is_dir() and any(model.iterdir()))):
         return None
     if summary.early_stopped:
         ended = ("best_metric", "early_stopping_patience", "early_stopping_threshold")
