@@ -336,6 +336,13 @@ def test_training_arguments_are_no_recipe_and_where_they_go_is_said(tmp_path: Pa
         load_recipe(str(tmp_path / "args.json"))
 
 
+def test_a_folder_without_a_model_is_told_so(tmp_path: Path):
+    (tmp_path / "a.yaml").mkdir()
+    for name, told in ((".", "a model's folder holds config.json, which is not there"), ("a.yaml", "it is a folder")):
+        with pytest.raises(RecipeError, match=told):
+            load_recipe(str(tmp_path / name))
+
+
 def test_a_name_too_long_for_a_file_is_no_recipe():
     with pytest.raises(RecipeError, match="is not a recipe"):
         load_recipe("a" * 5000)

@@ -152,6 +152,7 @@ def recipe_values(name: str) -> dict[str, Any]:
         if not path.is_file():
             near = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
             hint = nearest(str(path), near) if near else "no recipe file is in that folder"
+            hint = "it is a folder" if path.is_dir() else hint
             raise RecipeError(f"{name}: no such recipe file; {hint}")
         try:
             return read_yaml(path.read_text(encoding="utf-8"), name)
@@ -163,7 +164,9 @@ def recipe_values(name: str) -> dict[str, Any]:
     if name in BUNDLED or (path / "config.json").is_file():
         return {"model": name}
     if exists:
-        instead = f"a model's folder is named by model={name}"
+        instead = f"text to train on is named by data={name}"
+        if path.is_dir():
+            instead = f"a model's folder holds config.json, which is not there; {instead}"
         if path.suffix == ".json":
             instead = (f"TrainingArguments go behind a model: tightfit plan MODEL --training-args {name}, which with "
                        "--save mine.yaml writes their recipe")
