@@ -24,6 +24,7 @@ from tightfit.backends.pytorch.errors import (
     recomputation_failure,
 )
 from tightfit.backends.pytorch.follow.tracker import Tracker
+from tightfit.backends.pytorch.replaced import replaced
 from tightfit.errors import ModelError, TightfitError
 
 VALUE_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -35,8 +36,9 @@ SIZE_OVERFLOW = re.compile(r"Storage size calculation overflowed with sizes=\[([
 @contextmanager
 def explain_trace_failure(build: Build, tracker: Tracker) -> Iterator[None]:
     """Raises ModelError, naming the module and the op, for what the model raises where it is run on fake tensors."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
     try:
-        with _unlogged():
+        with replaced(logger, "disabled", True):  # what it logs of an op that fails, the error says
             yield
     except TightfitError:
         raise
@@ -57,21 +59,6 @@ def explain_trace_failure(build: Build, tracker: Tracker) -> Iterator[None]:
         module, op = place or ("", "")
         module = module_of(error, build.model) or module
         raise ModelError(_message(build, module, op or str(getattr(error, "func", "")), error)) from error
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Keep off the screen what torch logs of an op that fails on fake tensors: the error that it raises says it."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    logger.addFilter(_nothing)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_nothing)
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
 
 
 def _message(build: Build, module: str, op: str, error: BaseException) -> str:
