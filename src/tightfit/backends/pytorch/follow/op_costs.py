@@ -247,36 +247,20 @@ def _loss_into_zeros(args: Arguments, kwargs: dict[str, Any], result: Any) -> tu
     return _all(args[:1]) + _all(args[2:]), _all(result) + labels.numel() * result.element_size()
 
 
-# What processes exchange: (bytes sent, bytes received) by each of n processes in a ring (Patarasuk and Yuan 2009).
+def _exchanged(first: int, second: int = 0) -> Traffic:
+    """As much sent as received, by each of n processes in a ring (Patarasuk and Yuan 2009): so many times the first
+    argument's bytes and the second's. Where one is the whole and the other a part, (n - 1)/n of the whole."""
 
+    def traffic(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
+        size = first * _all(args[:1]) + second * _all(args[1:2])
+        return size, size
 
-def _gathered_from_all(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
-    """(n - 1)/n of the whole, of which each process has a part: into the first argument, from the second."""
-    size = _all(args[:1]) - _all(args[1:2])
-    return size, size
-
-
-def _reduced_to_parts(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
-    """Bytes sent and received: the second argument's sum, but for the part that goes into the first."""
-    size = _all(args[1:2]) - _all(args[:1])
-    return size, size
-
-
-def _reduced(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
-    """Both of the former: at most twice the whole."""
-    size = 2 * _all(args[:1])
-    return size, size
-
-
-def _copied_in(args: Arguments, kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
-    """Parts of weights to their place among those that are gathered."""
-    size = _all(args[:1])
-    return size, size
+    return traffic
 
 
 PARTIAL: dict[str, Traffic] = {
-    "_allgather_base_": _gathered_from_all, "_reduce_scatter_base_": _reduced_to_parts, "all_reduce": _reduced,
-    "all_gather_copy_in": _copied_in,
+    "_allgather_base_": _exchanged(1, -1), "_reduce_scatter_base_": _exchanged(-1, 1), "all_reduce": _exchanged(2),
+    "all_gather_copy_in": _exchanged(1),
     "embedding": _gathered, "index": _gathered, "index_select": _gathered, "gather": _gathered,
     "take_along_dim": _gathered,
     "embedding_dense_backward": _into_zeros, "slice_backward": _into_zeros, "select_backward": _into_zeros,
