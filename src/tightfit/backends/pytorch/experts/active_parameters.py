@@ -18,13 +18,9 @@ def experts_of(model: nn.Module) -> Iterator[nn.Module]:
         count = getattr(module, "num_experts", None)
         if not isinstance(count, int):
             continue
-        own = list(module.parameters(recurse=False))
-        if any(p.dim() == 3 and p.shape[0] == count for p in own) or _is_list_of_experts(module):
+        listed = isinstance(module, nn.ModuleList | nn.ModuleDict) and len(module) == count
+        if listed or any(p.dim() == 3 and p.shape[0] == count for p in module.parameters(recurse=False)):
             yield module
-
-
-def _is_list_of_experts(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList | nn.ModuleDict) and len(module) == getattr(module, "num_experts", None)
 
 
 def active_share(model: nn.Module, experts: nn.Module) -> float:
