@@ -155,10 +155,6 @@ class Technique:
         """The setting with other knobs that is never slower, so that this one is for where that does not fit."""
         return None
 
-    def dominating_variant(self, device: Device) -> str:
-        """`dominated_by` on that device; empty where none is known."""
-        return self.dominated_by.get(device.kind, "")
-
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         """Bytes of weights, gradients and optimizer states that it makes a step of a resolved recipe hold for each
         parameter, as a rule of thumb; below zero for what it moves elsewhere."""

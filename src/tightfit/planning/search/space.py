@@ -108,8 +108,8 @@ class Space:
 
     def dominating(self, field: str, value: Technique) -> Technique | None:
         """The value of a field that is declared to beat this one in memory and time, if there is one."""
-        name = value.dominating_variant(self.device)
-        return next((other for other in self.values[field] if name and other.name == name), None)
+        name = value.dominated_by.get(self.device.kind)
+        return next((other for other in self.values[field] if other.name == name), None)
 
     @cached_property
     def combinations(self) -> list[Combination]:
