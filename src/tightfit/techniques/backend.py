@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator
-
-from tightfit.techniques.technique import Exactness, Positive, Technique, technique
+from tightfit.techniques.technique import Exactness, Names, Positive, Technique, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
@@ -66,7 +64,7 @@ class Jax(Backend):
     loop over all. auto is unrolled."""
     unroll: Positive = 1
     """Layers side by side in one turn of the loop over scanned layers."""
-    xla_flags: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)] = ()
+    xla_flags: Names = ()
     """Flags for XLA besides its own defaults, such as `--xla_gpu_enable_triton_gemm=false`; each is tried first."""
 
     @property

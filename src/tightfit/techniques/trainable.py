@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from tightfit.techniques.technique import NUMBER, Exactness, Technique, at_most, technique
+from tightfit.techniques.technique import NUMBER, Exactness, Names, Technique, at_most, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
     from tightfit.recipe import Recipe
-
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 
 
 class Trainable(Technique):
