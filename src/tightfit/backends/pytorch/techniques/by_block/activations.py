@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
@@ -108,9 +109,10 @@ class HostActivations:
     def _pack(
         self, number: int, module: nn.Module, stay: set[int], kept: dict[tuple[Any, ...], _Offloaded], tensor: Tensor
     ) -> Tensor | _Offloaded | _WeightCast:
+        # A copy of what has gaps would have other strides than its own, which compiled code relies on.
         small = tensor.numel() * tensor.element_size() < SMALLEST_COPY
         elsewhere = tensor.device.type != self._transfers.device.type
-        if small or elsewhere or _storage_id(tensor) in stay or not _is_dense(tensor):
+        if small or elsewhere or _storage_id(tensor) in stay or not is_non_overlapping_and_dense_or_false(tensor):
             return tensor
         if (cast := _WeightCast.of(tensor)) is not None and _storage_id(cast.weight) in stay:
             return cast
@@ -154,9 +156,3 @@ class HostActivations:
 def _storage_id(tensor: Tensor) -> int:
     """A number for the memory that a tensor lies in."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether it fills its memory without gaps: a copy then has the same strides, which compiled code relies on."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps) == tensor.numel()
