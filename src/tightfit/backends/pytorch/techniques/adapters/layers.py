@@ -46,7 +46,20 @@ class FrozenLayer(nn.Module):
     lora_magnitude: Tensor
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        return _forward(self, input)
+        added = self.added
+        if added is None:
+            return _product(self, input, self.bias)
+        dropped = F.dropout(input, added.dropout, self.training) if added.dropout else input
+        low = F.linear(F.linear(dropped, self.lora_a) * added.scale, self.lora_b)
+        if not added.learns_magnitude:
+            return _product(self, input, self.bias) + low
+        factor = _dora_factor(self, low.dtype)
+        if dropped is input:
+            result = factor * (_product(self, input, None) + low)
+            return result if self.bias is None else result + self.bias.to(result.dtype)
+        # As the paper's authors have it: what is dropped is dropped from the change of lengths too, not from the
+        # weight.
+        return _product(self, input, self.bias) + (factor - 1) * _product(self, dropped, None) + factor * low
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -161,23 +174,6 @@ def dequantize(layer: FrozenLayer, dtype: torch.dtype) -> None:
     layer.weight = nn.Parameter(weight, requires_grad=False)
     layer.quantized = layer.added = None
     layer.__class__ = PLAIN[type(layer)]  # type: ignore[assignment]
-
-
-def _forward(layer: FrozenLayer, values: Tensor) -> Tensor:
-    added = layer.added
-    if added is None:
-        return _product(layer, values, layer.bias)
-    dropped = F.dropout(values, added.dropout, layer.training) if added.dropout else values
-    low = F.linear(F.linear(dropped, layer.lora_a) * added.scale, layer.lora_b)
-    if not added.learns_magnitude:
-        return _product(layer, values, layer.bias) + low
-    factor = _dora_factor(layer, low.dtype)
-    if dropped is values:
-        plain = _product(layer, values, None)
-        result = factor * (plain + low)
-        return result if layer.bias is None else result + layer.bias.to(result.dtype)
-    # As the paper's authors have it: what is dropped is dropped from the change of lengths too, not from the weight.
-    return _product(layer, values, layer.bias) + (factor - 1) * _product(layer, dropped, None) + factor * low
 
 
 def _dora_factor(layer: FrozenLayer, dtype: torch.dtype) -> Tensor:
