@@ -56,7 +56,10 @@ class Meter:
         if self._profiler is not None:
             self._allocated = self._stop()
         elif len(self._losses) == self.total - 1 and self._device.type == "cpu":
-            self._follow()
+            gc.collect()
+            self._base = live_bytes()
+            self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self._profiler.__enter__()
         self._last = time.perf_counter()
 
     def read(self) -> Timings:
@@ -73,12 +76,6 @@ class Meter:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-
-    def _follow(self) -> None:
-        gc.collect()
-        self._base = live_bytes()
-        self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        self._profiler.__enter__()
 
     def _stop(self) -> int:
         profiler, self._profiler = self._profiler, None
