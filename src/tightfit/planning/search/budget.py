@@ -24,14 +24,9 @@ class TraceBudget:
     spent: int = 0
     made: int = 0
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether nothing is left."""
-        return self.spent >= self.limit
-
     def check(self) -> None:
         """Raise TraceBudgetExceeded where nothing is left."""
-        if self.exhausted:
+        if self.spent >= self.limit:
             raise TraceBudgetExceeded
 
     def take(self, recipe: Recipe) -> None:
