@@ -48,7 +48,8 @@ def brute_force(toy, recipe, device):
         best = choose(whole)
     if best is None:
         return None
-    return whole.found[best].speed, whole.found[best].fit_rank.is_safe, space.numerics(whole.found[best].recipe)
+    found = whole.found[best]
+    return found.estimate.time.samples_per_second, found.fit_rank.is_safe, space.numerics(found.recipe)
 
 
 def memory_for(toy, seed):

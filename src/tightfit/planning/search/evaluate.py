@@ -61,11 +61,6 @@ class Evaluated:
         )  # fmt: skip
 
     @property
-    def speed(self) -> float:
-        """Samples a second."""
-        return self.estimate.time.samples_per_second
-
-    @property
     def seconds(self) -> float:
         return self.estimate.time.step_seconds
 
