@@ -22,7 +22,7 @@ def smallest_gpu(exploration: Exploration, catalogue: Sequence[Device]) -> tuple
     """The smallest GPU of the catalogue on which the recipe fits, by the combination of least memory whose numerics are
     mildest; that as a sentence, and the same of the choice where its numerics are harsher."""
     space, found = exploration.space, exploration.found
-    if not _is_asked(exploration, catalogue):
+    if not catalogue or exploration.device.kind != "cuda" or space.recipe.backend.compiles_whole_steps:
         return None, "", ""
     gpu, text = _smallest(exploration, catalogue, space.mildest)
     best, _ = choose(exploration) or min(found, key=lambda pair: found[pair].estimate.memory.demand)
@@ -33,11 +33,6 @@ def smallest_gpu(exploration: Exploration, catalogue: Sequence[Device]) -> tuple
     alike = [choice for choice in space.combinations if space.level(choice) == level and space.states(choice) == states]
     _, other = _smallest(exploration, catalogue, alike or [best])  # whose shares in host memory are none of the space's
     return gpu, text, other and f"With {' and '.join(changed)}, which {changing(changed).split()[-1]} numerics: {other}"
-
-
-def _is_asked(exploration: Exploration, catalogue: Sequence[Device]) -> bool:
-    compiles = exploration.space.recipe.backend.compiles_whole_steps
-    return exploration.device.kind == "cuda" and bool(catalogue) and not compiles
 
 
 def _smallest(
