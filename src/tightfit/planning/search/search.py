@@ -91,8 +91,10 @@ def search(
                       "backend=pytorch")
     check_length(recipe)
     asked = recipe.model_copy(update=dict.fromkeys(TRAINING_ALONE, "auto")) if inference else recipe
+    if device.kind == "cuda" and not device.host_bytes:  # where nobody says, twice its own, as machines often have
+        device = device.in_machine_with(2 * device.memory_bytes)
     exploration = Exploration(
-        Space(asked, _beside_host(device), _parameters(asked, device, tools)), evaluator or InProcess(tools),
+        Space(asked, device, _parameters(asked, device, tools)), evaluator or InProcess(tools),
         TraceBudget(limit=MOST_COMPILATIONS if compiles else MOST_TRACES),
         margin=tools.margin, steps=steps_of(recipe, for_run), keeps_numerics=comparing,
     )  # fmt: skip
@@ -117,11 +119,6 @@ def _tell(exploration: Exploration, progress: Progress, done: int, total: int | 
         speed = f"{estimate.time.throughput:,.0f} {estimate.time.unit}"
         text = f"{speed} in {size(estimate.memory.used)} so far, {text}"
     progress(done, total, text)
-
-
-def _beside_host(device: Device) -> Device:
-    """The device beside its host's memory: where nobody says, twice its own is assumed, as machines often have."""
-    return device if device.kind == "cpu" or device.host_bytes else device.in_machine_with(2 * device.memory_bytes)
 
 
 def _parameters(recipe: Recipe, device: Device, tools: Tools) -> int:
