@@ -7,7 +7,7 @@ faster first; no search is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -77,8 +77,7 @@ class Overview:
     @property
     def fitting(self) -> bool:
         """Whether anything fits anywhere."""
-        return any(isinstance(each, GpuEstimate) and each.time is not None
-                   for card in self.cards for each in card.ways.values())
+        return any(self.smallest.values())
 
     @property
     def smallest(self) -> dict[str, Device | None]:
@@ -115,7 +114,7 @@ def overview(recipe: Recipe, devices: Iterable[Device], pool: Pool, progress: Pr
                 left = [device for device in ordered if _may_fit(found.get((name, device.name)), device, compiled)]
                 tried = {repr(each.recipe) for each in found.values() if isinstance(each, GpuEstimate)}
                 jobs += [(name, resolved, group)
-                         for resolved, group in _jobs(recipe, recipes[attempt], left, partial(_refuse, found, name))
+                         for resolved, group in _jobs(recipe, name, recipes[attempt], left, found)
                          if repr(resolved) not in tried]
         report = progress and partial(_report, progress, done, [f"{name} on {each[0].name}" for name, _, each in jobs])
         outcomes = pool.each(estimate_on_cards, [job[1:] for job in jobs], report)
@@ -162,9 +161,11 @@ def _estimate(trace: Trace, recipe: Recipe, device: Device, tools: Tools) -> Gpu
 
 
 def _jobs(
-    recipe: Recipe, way: Mapping[str, Any], devices: Sequence[Device], refuse: Callable[[Device, str], None]
-) -> Iterator[tuple[Recipe, tuple[Device, ...]]]:
-    """The recipes of a way, resolved, each with the devices that one trace of it serves. refuse: told of the others."""
+    recipe: Recipe, name: str, way: Mapping[str, Any], devices: Sequence[Device],
+    found: dict[tuple[str, str], GpuEstimate | str],
+) -> list[tuple[Recipe, tuple[Device, ...]]]:  # fmt: skip
+    """The recipes of a way of that name, resolved, each with the devices that one trace of it serves. found: gets the
+    reasons of the others."""
     groups: dict[tuple[str, bool], tuple[Recipe, list[Device]]] = {}
     for device in devices:
         reasons: list[str] = []
@@ -183,8 +184,8 @@ def _jobs(
                 groups.setdefault(key, (resolved, []))[1].append(device)
                 break
         if reasons:
-            refuse(device, "; ".join(reasons))
-    yield from ((resolved, tuple(group)) for resolved, group in groups.values())
+            found.setdefault((name, device.name), "; ".join(reasons))
+    return [(resolved, tuple(group)) for resolved, group in groups.values()]
 
 
 def _may_fit(estimate: GpuEstimate | str | None, device: Device, compiled: bool) -> bool:
@@ -195,10 +196,6 @@ def _may_fit(estimate: GpuEstimate | str | None, device: Device, compiled: bool)
     weights, states = (estimate.memory.by_category.get(name, 0) for name in ("weights", "optimizer"))
     near = not compiled or estimate.memory.demand - device.memory_bytes < weights / 2
     return estimate.time is None and weights + states < device.memory_bytes and near
-
-
-def _refuse(found: dict[tuple[str, str], GpuEstimate | str], name: str, device: Device, reason: str) -> None:
-    found.setdefault((name, device.name), reason)
 
 
 def _report(progress: Progress, before: int, names: Sequence[str], done: int) -> None:
