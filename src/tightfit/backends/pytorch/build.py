@@ -132,6 +132,11 @@ class Build:
     own_model: bool = False
     notes: tuple[str, ...] = ()
 
+    @property
+    def blocks(self) -> tuple[nn.Module, ...]:
+        """The blocks of all stacks, each once."""
+        return tuple(dict.fromkeys(block for stack in self.stacks for block in stack))
+
     def process_settings(self) -> AbstractContextManager[None]:
         """Hold the process settings that the techniques asked for, and put back what was there."""
         return _held(self.settings)

@@ -47,7 +47,7 @@ def test_products_are_near_those_of_bf16(kind, sides, scaling, floors, tokens, e
     torch.manual_seed(0)
     plain = nn.Sequential(kind(*sides))
     fp8 = copy.deepcopy(plain)
-    assert fp8_layers.convert([[fp8]], scaling, emulated=emulated) == (1, 0)
+    assert fp8_layers.convert([fp8], scaling, emulated=emulated) == (1, 0)
     inputs = torch.randn(2, tokens, 64)
     found = []
     for model in (plain, fp8):
@@ -72,7 +72,7 @@ def test_layers_that_do_not_fit_are_left_out():
 
     block = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 24), nn.Linear(24, 32), Odd(32, 32), nn.LayerNorm(32))
 
-    assert fp8_layers.convert([[block]], "tensorwise", emulated=True) == (1, 2)
+    assert fp8_layers.convert([block], "tensorwise", emulated=True) == (1, 2)
     assert [type(layer) for layer in block] == [fp8_layers.Fp8Linear, nn.Linear, nn.Linear, Odd, nn.LayerNorm]
 
 

@@ -205,7 +205,7 @@ def _compiled_modules(build: Build) -> list[nn.Module]:
         return []
     if build.recipe.one_region:
         return [build.model]
-    return [block for stack in build.stacks for block in stack]
+    return [*build.blocks]
 
 
 def _run(build: Build, tracker: Tracker, ends_apart: bool) -> None:

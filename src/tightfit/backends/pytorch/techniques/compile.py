@@ -23,10 +23,9 @@ comes after them runs op by op, in silence."""
 def per_block(technique: PerBlock, build: Build) -> Build:
     checkpointing = build.recipe.checkpointing
     in_parts = checkpointing != "auto" and checkpointing.tiles
-    for stack in build.stacks:
-        for block in stack:
-            for module in _parts(block) if in_parts else [block]:
-                compile_module(module, **_arguments(technique, build))
+    for block in build.blocks:
+        for module in _parts(block) if in_parts else [block]:
+            compile_module(module, **_arguments(technique, build))
     return replace(build, settings=(*build.settings, _compiling))
 
 

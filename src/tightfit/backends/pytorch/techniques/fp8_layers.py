@@ -47,7 +47,7 @@ class Fp8Conv1D(Conv1D):  # type: ignore[misc]
 CLASSES: dict[type[nn.Module], type[Fp8Linear | Fp8Conv1D]] = {nn.Linear: Fp8Linear, Conv1D: Fp8Conv1D}
 
 
-def convert(stacks: Sequence[Iterable[nn.Module]], scaling: str, *, emulated: bool) -> tuple[int, int]:
+def convert(blocks: Iterable[nn.Module], scaling: str, *, emulated: bool) -> tuple[int, int]:
     """Let the linear layers of a model's blocks multiply in fp8 from now on. scaling: the name of torchao's recipe.
     emulated: whether in fp32, as on a processor, whose own kernel for it is a slow reference.
 
@@ -55,7 +55,7 @@ def convert(stacks: Sequence[Iterable[nn.Module]], scaling: str, *, emulated: bo
     """
     convert_to_float8_training(nn.Identity())  # for its workaround of a Triton miscompile (triton issue 11111)
     config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulated)
-    layers = {layer for blocks in stacks for block in blocks for layer in block.modules() if type(layer) in CLASSES}
+    layers = {layer for block in blocks for layer in block.modules() if type(layer) in CLASSES}
     fitting = [layer for layer in layers if not any(side % ROW_MULTIPLE for side in _sides(layer))]
     for layer in fitting:
         layer.__class__ = CLASSES[type(layer)]

@@ -24,7 +24,7 @@ def move_to_device(build: Build, technique: Host) -> None:
     # Only whoever offloads pays for it.
     from tightfit.backends.pytorch.techniques.by_block.parts import Parts
 
-    parts = Parts(build.model, build.stacks, frozen=build.recipe.trainable.freezes)
+    parts = Parts(build.model, build.blocks, frozen=build.recipe.trainable.freezes)
     waiting = {tensor for number in parts.first(technique.shares.weights, embeddings=technique.embeddings)
                for tensor in parts.weights[number]}
     with torch.no_grad():

@@ -74,10 +74,8 @@ def _fully_sharded(technique: Fsdp, build: Build, gathered_in: torch.dtype | Non
         "mesh": build.world.mesh(build.torch_device.type),
         "offload_policy": CPUOffloadPolicy(pin_memory=cuda) if technique.cpu_offload else OffloadPolicy(),
     }
-    for stack in build.stacks:
-        for block in stack:
-            fully_shard(block, mp_policy=_formats(gathered_in), reshard_after_forward=technique.reshard,
-                        **options)  # fmt: skip
+    for block in build.blocks:
+        fully_shard(block, mp_policy=_formats(gathered_in), reshard_after_forward=technique.reshard, **options)
     # The loss and its gradient may use the head's weights after the forward pass.
     model = fully_shard(build.model, mp_policy=_formats(None), reshard_after_forward=False, **options)
 

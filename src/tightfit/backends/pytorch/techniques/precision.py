@@ -40,7 +40,7 @@ def fp8(technique: Fp8, build: Build) -> Build:
     except ImportError as error:
         raise ModelError(f"precision: this version of torchao lacks what fp8 needs: {error}; write precision=bf16, or "
                          "run: pip install 'torchao>=0.17'") from error
-    converted, left_out = fp8_layers.convert(build.stacks, technique.scaling, emulated=build.device.kind == "cpu")
+    converted, left_out = fp8_layers.convert(build.blocks, technique.scaling, emulated=build.device.kind == "cpu")
     if not converted:
         raise Refused("precision: fp8 multiplies in linear layers whose sides are multiples of 16, and the blocks of "
                       f"{type(build.model).__name__} have none; write precision=bf16")

@@ -159,7 +159,7 @@ def test_the_device_gets_what_does_not_wait_and_no_more(folder, share, monkeypat
     recipe = recipe_for(folder, **{**HOST, "offload": {"name": "host", "weights": share, "embeddings": share == 1}})
     build = apply_techniques(bare_build(resolve(recipe, A100), A100, device))
     tensors = [*build.model.parameters(), *build.model.buffers()]
-    parts = Parts(build.model, build.stacks)
+    parts = Parts(build.model, build.blocks)
     waiting = [p.numel() for number in parts.first(share, embeddings=share == 1) for p in parts.parameters[number]]
 
     assert sum(moved) == sum(tensor.numel() for tensor in tensors) - sum(waiting)

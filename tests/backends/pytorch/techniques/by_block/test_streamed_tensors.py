@@ -95,7 +95,7 @@ def test_what_blocks_share_is_no_blocks_own():
     shared = torch.nn.Linear(2, 2)
     blocks = [torch.nn.Sequential(torch.nn.Linear(2, 2), shared) for _ in range(2)]
 
-    assert [len(own) for own in Parts(torch.nn.Sequential(*blocks), [blocks]).parameters] == [2, 2, 2]
+    assert [len(own) for own in Parts(torch.nn.Sequential(*blocks), blocks).parameters] == [2, 2, 2]
 
 
 def test_an_embedding_takes_ids_from_where_its_weights_wait():

@@ -41,12 +41,12 @@ def apply_base(technique: Base, build: Build) -> Build:
     if technique.quantizes:
         call_layers(build.model)
         names = {module: name for name, module in build.model.named_modules()}
-        for block in _blocks(build):
+        for block in build.blocks:
             for layer in [*block.modules()]:
                 if not trains(f"{names[layer]}.weight") and (found := frozen_layer(layer)) is not None:
                     quantize(found, technique.name, build.torch_device, device)
-        left = sum(p.numel() for block in _blocks(build) for p in block.parameters())
-        whole = left + sum(layer.quantized_weights for block in _blocks(build) for _, layer in frozen_layers(block))
+        left = sum(p.numel() for block in build.blocks for p in block.parameters())
+        whole = left + sum(layer.quantized_weights for block in build.blocks for _, layer in frozen_layers(block))
         if left > NOTED_SHARE * whole:
             notes = (*notes, f"base: {left / whole:.0%} of the blocks' weights are in no linear layer, and are held in "
                      f"{technique.format(build.recipe)}")
@@ -57,11 +57,6 @@ def apply_base(technique: Base, build: Build) -> Build:
         for tensor in (*build.model.parameters(), *build.model.buffers()):
             tensor.data = tensor.data.to(device)
     return replace(build, notes=notes)
-
-
-def _blocks(build: Build) -> Iterator[nn.Module]:
-    """The model's blocks, each once."""
-    yield from dict.fromkeys(block for stack in build.stacks for block in stack)
 
 
 def _check_plain(technique: Trainable, build: Build) -> None:
@@ -115,7 +110,7 @@ def low_rank(technique: LowRank, build: Build) -> Build:
 def _targets(technique: LowRank, build: Build, head: set[str]) -> Iterator[tuple[str, FrozenLayer]]:
     """The layers that get factors, by name. Raises Refused for a name that no layer has, and ModelError where there is
     no layer."""
-    inside = {module for block in _blocks(build) for module in block.modules()}
+    inside = {module for block in build.blocks for module in block.modules()}
     found: dict[str, FrozenLayer] = {}
     named = dict(build.model.named_modules())
     for name, module in named.items():

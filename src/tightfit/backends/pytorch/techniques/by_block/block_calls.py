@@ -134,7 +134,7 @@ class BlockCalls:
 def block_calls_of(build: Build) -> BlockCalls:
     """The calls of a build's blocks from now on."""
     transfers, share = Transfers(build.torch_device, pinned=build.device.kind == "cuda"), build.host_share
-    parts = Parts(build.model, build.stacks, frozen=build.recipe.trainable.freezes)
+    parts = Parts(build.model, build.blocks, frozen=build.recipe.trainable.freezes)
     return BlockCalls(parts, transfers, activations=share.activations, embeddings=share.embeddings, loss=build.loss)
 
 

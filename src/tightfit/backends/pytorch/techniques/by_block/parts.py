@@ -26,9 +26,8 @@ class Parts:
     embedding, head: numbers of these parts; None where the model names none, or nothing of them may wait.
     """
 
-    def __init__(self, model: nn.Module, stacks: Sequence[Sequence[nn.Module]], *, frozen: bool = False) -> None:
-        self.frozen = frozen
-        self.blocks = tuple(dict.fromkeys(block for stack in stacks for block in stack))
+    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], *, frozen: bool = False) -> None:
+        self.frozen, self.blocks = frozen, blocks
         in_blocks = {parameter for block in self.blocks for parameter in block.parameters()}
         self.modules: list[nn.Module] = [*self.blocks]
         self._own = [[t for t in own if frozen or t.requires_grad] for own in _own_tensors(model, self.blocks)]

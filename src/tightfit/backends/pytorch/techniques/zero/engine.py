@@ -115,5 +115,5 @@ def configuration(technique: Zero, build: Build, drive: Path | None) -> dict[str
 
 def _sizes(build: Build) -> tuple[int, int]:
     """The parameters of the largest block, and of what lies outside of the blocks."""
-    blocks = [sum(p.numel() for p in block.parameters()) for stack in build.stacks for block in stack]
+    blocks = [sum(p.numel() for p in block.parameters()) for block in build.blocks]
     return max(blocks, default=0), parameter_count(build.model) - sum(blocks)
