@@ -44,13 +44,7 @@ def chunked(technique: Chunked, build: Build) -> Build:
     """Our chunked cross-entropy."""
     head = find_head(build)
     tokens = technique.chunk(head.weight.shape[0])
-
-    def reduce(
-        hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, change: LogitChange, tally: Tally | None
-    ) -> Tensor:
-        return chunked_cross_entropy(hidden, weight, bias, labels, tokens, change.cap, change.vocabulary, tally)
-
-    return replace(build, loss=LossOfHiddenStates(build, head, reduce))
+    return replace(build, loss=LossOfHiddenStates(build, head, lambda hidden, weight: tokens))
 
 
 def liger(technique: Liger, build: Build) -> Build:
@@ -59,21 +53,15 @@ def liger(technique: Liger, build: Build) -> Build:
     head = find_head(build)
     if build.pads_vocabulary:
         raise Refused("loss: liger weighs the rows that pad the vocabulary; write loss=chunked, or pad_vocab_to=null")
+    return replace(build, loss=LossOfHiddenStates(build, head, _liger_chunk, _liger_loss))
 
-    def reduce(
-        hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, change: LogitChange, tally: Tally | None
-    ) -> Tensor:
-        if tally is not None or simulated_device(hidden) is not None:
-            return chunked_cross_entropy(hidden, weight, bias, labels, _liger_chunk(hidden, weight), change.cap,
-                                         change.vocabulary, tally)
-        kernels: Any = importlib.import_module("liger_kernel.transformers")
-        dtype = computing_dtype(hidden, weight)
-        total = kernels.LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORE, reduction="sum", softcap=change.cap)
-        bias = None if bias is None else bias.to(dtype)
-        loss: Tensor = total(weight.to(dtype), hidden.to(dtype), labels, bias)
-        return loss
 
-    return replace(build, loss=LossOfHiddenStates(build, head, reduce))
+def _liger_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, cap: float | None) -> Tensor:
+    kernels: Any = importlib.import_module("liger_kernel.transformers")
+    dtype = computing_dtype(hidden, weight)
+    total = kernels.LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORE, reduction="sum", softcap=cap)
+    loss: Tensor = total(weight.to(dtype), hidden.to(dtype), labels, None if bias is None else bias.to(dtype))
+    return loss
 
 
 def _liger_chunk(hidden: Tensor, weight: Tensor) -> int:
@@ -96,8 +84,10 @@ class LogitChange:
     vocabulary: int
 
 
-Reduce = Callable[[Tensor, Tensor, Tensor | None, Tensor, LogitChange, Tally | None], Tensor]
-"""(hidden states (N, H), the head's weight (V, H), bias (V,), labels (N,), change, tally) -> the summed loss."""
+Chunk = Callable[[Tensor, Tensor], int]
+"""(hidden states (N, H), the head's weight (V, H)) -> tokens of a chunk."""
+Kernel = Callable[[Tensor, Tensor, Tensor | None, Tensor, float | None], Tensor]
+"""(hidden states, weight, bias (V,), labels (N,), bound of a softcap) -> the summed loss."""
 
 
 def find_head(build: Build) -> nn.Linear:
@@ -132,10 +122,10 @@ def read_change(build: Build, head: nn.Linear) -> LogitChange:
 
 
 class LossOfHiddenStates(Loss):
-    """The loss over the head's input."""
+    """The loss over the head's input, in chunks, or by a library's kernel of real tensors that counts nothing."""
 
-    def __init__(self, build: Build, head: nn.Linear, reduce: Reduce) -> None:
-        self._head, self._reduce, self._change = head, reduce, read_change(build, head)
+    def __init__(self, build: Build, head: nn.Linear, chunk: Chunk, kernel: Kernel | None = None) -> None:
+        self._head, self._chunk, self._kernel, self._change = head, chunk, kernel, read_change(build, head)
         self._forward = HeadForward(head)
         head.forward = self._forward  # type: ignore[method-assign, assignment]
 
@@ -149,7 +139,11 @@ class LossOfHiddenStates(Loss):
     def total(self, outputs: Tensor, labels: Tensor, tally: Tally | None = None) -> Tensor:
         def work(hidden: Tensor) -> Tensor:
             hidden, weight, bias = self._scaled(hidden.flatten(0, -2))
-            return self._reduce(hidden, weight, bias, labels.flatten(), self._change, tally)
+            change, flat = self._change, labels.flatten()
+            if self._kernel is not None and tally is None and simulated_device(hidden) is None:
+                return self._kernel(hidden, weight, bias, flat, change.cap)
+            return chunked_cross_entropy(hidden, weight, bias, flat, self._chunk(hidden, weight), change.cap,
+                                         change.vocabulary, tally)
 
         loss: Tensor = self._head(outputs, work)
         return loss
