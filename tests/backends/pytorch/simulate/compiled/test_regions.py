@@ -17,21 +17,10 @@ from tests.architectures import tiny_model
 from tests.backends.pytorch.techniques.checkpointing.checkpointing_cases import Recorder
 from tests.failing import failing
 from tightfit.backends.pytorch.blocks import find_stacks
-from tightfit.backends.pytorch.simulate.compiled import inductor_schedule
-from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
-    Kernel,
-    Output,
-    Schedule,
-    Storage,
-    no_scratch,
-)
-from tightfit.backends.pytorch.simulate.compiled.regions import (
-    CompiledCall,
-    Graph,
-    Planned,
-    compiling_for,
-    planning_backend,
-)
+from tightfit.backends.pytorch.follow.tracker import Scratch
+from tightfit.backends.pytorch.simulate.compiled import inductor_schedule, regions
+from tightfit.backends.pytorch.simulate.compiled.region_schedule import Kernel, Output, Schedule, Storage
+from tightfit.backends.pytorch.simulate.compiled.regions import CompiledCall, Graph, Planned, compiling_for
 from tightfit.backends.pytorch.techniques.checkpointing.memory_budget import memory_budget
 from tightfit.backends.pytorch.techniques.checkpointing.recomputation import compile_module, recompute
 from tightfit.trace import Op, OpClass, Phase
@@ -86,6 +75,15 @@ class Calls(list[Seen]):
         self[-1].kernels.append(kernel.op)
         if self.recorder is not None:
             self.peaks[-1] = max(self.peaks[-1], self.recorder.bytes + kernel.scratch)
+
+
+def no_scratch(*_: object) -> int:
+    return 0
+
+
+def planning_backend(calls: Calls, *, backend: str = "inductor", mode: str = "default", gpu: bool = False,
+                     scratch: Scratch = no_scratch):  # fmt: skip
+    return regions.planning_backend(calls, backend, mode, gpu=gpu, scratch=scratch)
 
 
 def compiled(function: Callable[..., Tensor], **options) -> tuple[Callable[..., Tensor], Calls]:

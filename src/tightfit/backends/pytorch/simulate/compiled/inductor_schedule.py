@@ -23,14 +23,7 @@ from torch._inductor.virtualized import V
 from tightfit.backends.pytorch.follow.op_classes import class_of
 from tightfit.backends.pytorch.follow.tracker import Scratch
 from tightfit.backends.pytorch.simulate.compiled.inductor_memory import Life, Memory, Place
-from tightfit.backends.pytorch.simulate.compiled.region_schedule import (
-    Kernel,
-    Output,
-    Schedule,
-    Storage,
-    called,
-    no_scratch,
-)
+from tightfit.backends.pytorch.simulate.compiled.region_schedule import Kernel, Output, Schedule, Storage, called
 from tightfit.trace import FUSED_PREFIX, Op, OpClass, Phase
 
 Traffic = dict[str, tuple[Any, Any]]
@@ -48,9 +41,8 @@ SEARCHES = {
 
 
 def inductor_schedule(
-    module: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, backward: bool, gpu: bool,
-    scratch: Scratch = no_scratch,
-) -> Schedule:
+    module: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, backward: bool, gpu: bool, scratch: Scratch,
+) -> Schedule:  # fmt: skip
     """Schedule a graph of AOTAutograd's as Inductor does. Changes the graph.
 
     inputs: the graph's example values. gpu: fuse as for Triton, else as for the CPU's C++.

@@ -17,10 +17,6 @@ from tightfit.backends.pytorch.follow.tracker import Scratch
 from tightfit.trace import Op, Phase
 
 
-def no_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    return 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Storage:
     """Memory that the graph allocates, alive in the steps from `born` to `dies`, both included.

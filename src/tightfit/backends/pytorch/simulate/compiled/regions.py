@@ -27,7 +27,7 @@ from tightfit.backends.pytorch.build import CompileBackend
 from tightfit.backends.pytorch.errors import cause
 from tightfit.backends.pytorch.follow.tracker import Scratch, Tracker
 from tightfit.backends.pytorch.replaced import replaced
-from tightfit.backends.pytorch.simulate.compiled.region_schedule import Kernel, Output, Schedule, no_scratch
+from tightfit.backends.pytorch.simulate.compiled.region_schedule import Kernel, Output, Schedule
 from tightfit.devices import Device
 
 Direction = Literal["forward", "backward"]
@@ -60,9 +60,8 @@ class Reporter(Protocol):
 
 
 def planning_backend(
-    reporter: Reporter, *, backend: str = "inductor", mode: str = "default", gpu: bool = False,
-    scratch: Scratch = no_scratch,
-) -> str | CompilerBackend:  # fmt: skip
+    reporter: Reporter, backend: str, mode: str, *, gpu: bool, scratch: Scratch
+) -> str | CompilerBackend:
     """Backend for torch.compile in the place of `backend` in `mode`, when tensors are fake.
 
     gpu: whether kernels are fused as for a GPU.
@@ -223,7 +222,7 @@ class Regions:
     def reporting_to(self, tracker: Tracker) -> CompileBackend:
         """Maker of torch.compile's backend, by name and mode; from now on calls are reported to `tracker`."""
         self._tracker = tracker
-        return lambda name, mode: self._backend(backend=name, mode=mode)
+        return self._backend
 
     def begin(self, call: CompiledCall, args: Sequence[Any]) -> AbstractContextManager[None]:
         assert self._tracker is not None
