@@ -33,7 +33,7 @@ from tightfit.planning.search.overview import overview as over_all
 from tightfit.planning.search.pool import Pool
 from tightfit.planning.search.search import search_with
 from tightfit.planning.standard_tools import standard_tools
-from tightfit.planning.targets import Target, cpu_target, gpu_target
+from tightfit.planning.targets import Target, gpu_target, own_target
 from tightfit.recipe import Data, Recipe
 from tightfit.recipe.lookup import as_recipe
 from tightfit.text import seconds, size
@@ -176,7 +176,7 @@ def target_for(recipe: Recipe, gpu: str | None, gpu_memory: str | None = None) -
         _check_device(recipe, "cpu", "cpu")
         device = own_device(recipe, "cpu")
         assert device is not None
-        return cpu_target(device)
+        return own_target(device)
     target = gpu_target(gpu, gpu_memory, lambda: own_device(recipe, "cuda"))
     _check_device(recipe, gpu or "a GPU", "cuda")
     return target

@@ -10,7 +10,7 @@ from tests.failing import failing
 from tightfit.calibration import Calibration, processor, save, torch_version
 from tightfit.devices import Device, find_device, parse_memory
 from tightfit.errors import RecipeError, Refused
-from tightfit.planning.targets import cpu_target, gpu_target, with_figures
+from tightfit.planning.targets import gpu_target, own_target, with_figures
 from tightfit.system import host_memory
 
 OWN = Device(kind="cuda", name="NVIDIA GeForce RTX 4090", memory_bytes=25_000_000_000, capability=(8, 9), units=127)
@@ -95,5 +95,5 @@ def test_what_was_measured_is_used_for_that_card_alone(home):
 def test_the_processors_calibration_belongs_to_a_number_of_threads(home):
     kept = measured("CPU", threads=2)
     cpu = Device(kind="cpu", name="CPU", memory_bytes=1 << 33, units=2)
-    assert cpu_target(cpu).calibration == kept
-    assert cpu_target(replace(cpu, units=1)).calibration is None
+    assert own_target(cpu).calibration == kept
+    assert own_target(replace(cpu, units=1)).calibration is None

@@ -66,15 +66,10 @@ def gpu_target(gpu: str | None, gpu_memory: str | None, own: Callable[[], Device
     return Target(device=device if memory is None else with_memory(device, memory), calibration=calibration)
 
 
-def cpu_target(own: Device) -> Target:
-    """This machine's processor."""
-    return Target(device=own, calibration=load(own.name, threads=own.units))
-
-
 def own_target(own: Device) -> Target:
     """This machine's own device, with its calibration."""
     if own.kind == "cpu":
-        return cpu_target(own)
+        return Target(device=own, calibration=load(own.name, threads=own.units))
     return Target(device=replace(with_figures(own), host_bytes=host_memory().total), calibration=load(own.name))
 
 
