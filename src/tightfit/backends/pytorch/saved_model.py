@@ -78,17 +78,12 @@ def save_model(
         return
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(model, transformers.PreTrainedModel):
-        if classes:
-            name_classes(model, classes)
-        with no_progress_bars(), as_loaded(model):
-            model.save_pretrained(folder, state_dict={name: _alone(tensor) for name, tensor in stored.items()})
-        follow_umask(folder)
-        return
-    if is_wrapped_by_peft(model):
-        with no_progress_bars(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Could not find a config file")  # of the base: it is kept as it is
-            model.save_pretrained(str(folder), state_dict=stored)
+    if isinstance(model, transformers.PreTrainedModel) and classes:
+        name_classes(model, classes)
+    if isinstance(model, transformers.PreTrainedModel) or is_wrapped_by_peft(model):
+        with no_progress_bars(), as_loaded(model), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Could not find a config file")  # of peft's base: it is kept as it is
+            model.save_pretrained(str(folder), state_dict={name: _alone(tensor) for name, tensor in stored.items()})
         follow_umask(folder)
         return
     names = {*named_tensors(model), *(stored.keys() - model.state_dict().keys())}
