@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from tests.plain import CPU
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.models import cast_weights
+from tightfit.backends.pytorch.techniques.optimizer import state
 from tightfit.backends.pytorch.techniques.precision import weight_dtype
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
@@ -105,3 +106,9 @@ def train(model: Tiny, optimizer: Optimizer, steps: range) -> list[float]:
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+def load_state(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    """Give a new optimizer a state, made for all its parameters at once."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state.load_state(optimizer, model, tensors, meta, lambda: state.make_states(optimizer, parameters))

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.pytorch.techniques.optimizer.optimizer_cases import Case, tiny, train
+from tests.backends.pytorch.techniques.optimizer.optimizer_cases import Case, load_state, tiny, train
 from tightfit.backends.pytorch.backend import PytorchBackend
-from tightfit.backends.pytorch.techniques.optimizer.state import load_state, state_tensors
+from tightfit.backends.pytorch.techniques.optimizer.state import state_tensors
 from tightfit.devices import find_device
 from tightfit.errors import Refused
 from tightfit.planning.defaults import resolve

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tests.backends.pytorch.techniques.optimizer.optimizer_cases import CASES, Case, Tiny, tiny, train
-from tightfit.backends.pytorch.techniques.optimizer.state import load_state, set_learning_rate, state_tensors
+from tests.backends.pytorch.techniques.optimizer.optimizer_cases import CASES, Case, Tiny, load_state, tiny, train
+from tightfit.backends.pytorch.techniques.optimizer.state import set_learning_rate, state_tensors
 from tightfit.errors import CheckpointError
 from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW8bit, Sgd
 from tightfit.techniques.precision import Bf16Pure, Fp32

@@ -36,8 +36,8 @@ def state_tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Ten
 
 def load_state(
     optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], meta: Mapping[str, Any],
-    make: Callable[[], None] | None = None,
-) -> None:
+    make: Callable[[], None],
+) -> None:  # fmt: skip
     """Give a new optimizer of the same kind, over the same model, the state that `state_tensors` returned.
 
     make: makes its states, by `make_states` of every parameter, those of some after others; then they are copied into.
@@ -47,10 +47,7 @@ def load_state(
     """
     check_kind(optimizer, meta)
     optimizer.state.clear()
-    if make is None:
-        make_states(optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]])
-    else:
-        make()
+    make()
     names = _names(model)
     owners = {name.partition("/")[0] for name in (*tensors, *meta["scalars"])}
     for parameter in list(optimizer.state):  # one that never had a gradient has no state yet
