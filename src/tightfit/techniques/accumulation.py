@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from tightfit.techniques.technique import Exactness, Positive, Technique, refuse_between_blocks, technique
@@ -72,17 +73,16 @@ class ByBlock(Accumulation):
     def sweep_of(self, micro_batches: int) -> int:
         return micro_batches if self.sweep == "auto" else min(self.sweep, micro_batches)
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         # Where something needs it, that says the same of itself: a loop would not do.
-        reasons = [] if _is_needed(recipe) else refuse_between_blocks(
-            recipe, "accumulation=by-block", "accumulation=loop")
+        if not _is_needed(recipe):
+            yield from refuse_between_blocks(recipe, "accumulation=by-block", "accumulation=loop")
         if self.gradient_sums == "fp32" and self.sweep == 1:
-            reasons.append("gradient_sums=fp32 sums the micro-batches that go through a block together, and with "
-                           "sweep=1 that is one; write accumulation.sweep=auto")
+            yield ("gradient_sums=fp32 sums the micro-batches that go through a block together, and with "
+                   "sweep=1 that is one; write accumulation.sweep=auto")
         if recipe.checkpointing != "auto" and recipe.checkpointing.spans_blocks:
-            reasons.append(f"checkpointing={recipe.checkpointing.name} recomputes several blocks together, and "
-                           "accumulation=by-block stops between them; write checkpointing=every-block")
-        return reasons
+            yield (f"checkpointing={recipe.checkpointing.name} recomputes several blocks together, and "
+                   "accumulation=by-block stops between them; write checkpointing=every-block")
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from tightfit.techniques.technique import Technique, technique
@@ -30,15 +31,13 @@ class Attention(Technique):
         return False
 
 
-def _refuse_half_kernel(recipe: Recipe, device: Device, kernel: str, instead: str) -> list[str]:
+def _refuse_half_kernel(recipe: Recipe, device: Device, kernel: str, instead: str) -> Iterator[str]:
     """Reasons why flash attention's kernels or cuDNN's cannot serve on a CUDA device. instead: what to write to do
     without them."""
-    reasons = []
     if not device.has_flash:
-        reasons.append(f"{kernel} needs compute capability 8.0 or later; write {instead}")
+        yield f"{kernel} needs compute capability 8.0 or later; write {instead}"
     if recipe.precision != "auto" and not recipe.is_half:
-        reasons.append(f"{kernel} needs half precision; write precision=bf16 or {instead}")
-    return reasons
+        yield f"{kernel} needs half precision; write precision=bf16 or {instead}"
 
 
 @technique
@@ -78,13 +77,11 @@ class Sdpa(Attention):
     def slowdown(self, device: Device) -> float:
         return -0.1 if self.kernel == "cudnn" else 0.0
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = []
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if device.kind == "cpu" and self.kernel in ("efficient", "cudnn"):
-            reasons.append(f"the {self.kernel} kernel exists on CUDA devices only; write attention.kernel=auto")
+            yield f"the {self.kernel} kernel exists on CUDA devices only; write attention.kernel=auto"
         if device.kind == "cuda" and self.kernel in ("flash", "cudnn"):
-            reasons += _refuse_half_kernel(recipe, device, f"the {self.kernel} kernel", "attention.kernel=efficient")
-        return reasons
+            yield from _refuse_half_kernel(recipe, device, f"the {self.kernel} kernel", "attention.kernel=efficient")
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
@@ -116,10 +113,9 @@ class Flex(Attention):
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
         return super().search_settings(recipe, device) if device.kind == "cuda" and recipe.mode == "train" else []
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if device.kind == "cpu":
-            return ["FlexAttention has no backward pass on the CPU; write attention=sdpa"]
-        return []
+            yield "FlexAttention has no backward pass on the CPU; write attention=sdpa"
 
 
 @technique
@@ -134,7 +130,8 @@ class FlashAttn(Attention):
     generates: ClassVar[bool] = False
     auto_on: ClassVar = ()
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if device.kind == "cpu":
-            return ["flash-attn runs on CUDA devices only; write attention=sdpa"]
-        return _refuse_half_kernel(recipe, device, "flash-attn", "attention=sdpa")
+            yield "flash-attn runs on CUDA devices only; write attention=sdpa"
+        else:
+            yield from _refuse_half_kernel(recipe, device, "flash-attn", "attention=sdpa")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -79,8 +80,7 @@ class Jax(Backend):
             return replace(self, layers=saved.layers, unroll=saved.unroll)
         return self
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if self.unroll > 1 and not self.scans_layers:
-            return [f"unroll: {self.unroll} layers in a turn of the loop that only scanned layers have; write "
-                    "backend.layers=scanned"]
-        return []
+            yield (f"unroll: {self.unroll} layers in a turn of the loop that only scanned layers have; write "
+                   "backend.layers=scanned")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from tightfit.techniques.technique import Exactness, Technique, technique
@@ -31,15 +32,13 @@ class Base(Technique):
     def opened(self) -> Self:
         return self
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = []
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if recipe.mode == "inference":
-            reasons.append(f"generating with {self.name} weights is not planned; write base=as-is, which holds them as "
-                           "the precision says")
+            yield (f"generating with {self.name} weights is not planned; write base=as-is, which holds them as "
+                   "the precision says")
         elif not recipe.trainable.freezes:
-            reasons.append(f"{self.name} is how frozen weights are held, and trainable=all trains every one; write "
-                           "trainable=lora, or base=as-is")
-        return reasons
+            yield (f"{self.name} is how frozen weights are held, and trainable=all trains every one; write "
+                   "trainable=lora, or base=as-is")
 
 
 @technique
@@ -50,8 +49,8 @@ class AsIs(Base):
     speed: ClassVar[str] = "the baseline; mixed precision casts frozen fp32 weights at every use"
     memory: ClassVar[str] = "4 bytes a frozen weight, and its 16-bit copy until its backward pass; 2 with bf16-pure"
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return []
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from ()
 
 
 @technique
@@ -68,17 +67,17 @@ class _Half(Base):
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
         holds_fp32 = recipe.precision != "auto" and recipe.weight_rounding is None
-        return cls() if recipe.trainable.adapts and holds_fp32 and not cls().refuse(recipe, device) else None
+        return cls() if recipe.trainable.adapts and holds_fp32 and not any(cls().refuse(recipe, device)) else None
 
     def format(self, recipe: Recipe) -> str:
         return self.held_in
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons, precision = super().refuse(recipe, device), recipe.precision
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from super().refuse(recipe, device)
+        precision = recipe.precision
         if precision != "auto" and precision.activations_in != self.held_in:
-            reasons.append(f"precision={precision.name} does not compute in {self.name}; write precision={self.name}, "
-                           "or base=as-is, or base=int8")
-        return reasons
+            yield (f"precision={precision.name} does not compute in {self.name}; write precision={self.name}, "
+                   "or base=as-is, or base=int8")
 
 
 @technique

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -132,11 +132,10 @@ class Segments(Checkpointing):
     def period(self) -> None:
         return None
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if recipe.one_region:
-            return ["a segment opens and closes between blocks, which one compiled region does not allow; "
-                    "write compile=per-block"]
-        return []
+            yield ("a segment opens and closes between blocks, which one compiled region does not allow; "
+                   "write compile=per-block")
 
 
 @technique
@@ -162,15 +161,13 @@ class TiledMlp(Checkpointing):
         settings = super().search_settings(recipe, device)
         return [each for each in settings if recipe.seq_len > each.tokens]  # shorter ones have smaller micro-batches
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = []
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if recipe.one_region or (recipe.compile != "auto" and recipe.compile.records_graphs):
-            reasons.append("a tile's backward pass is a graph of its own, which a whole compiled model or a CUDA graph "
-                           "cannot hold; write compile=per-block")
+            yield ("a tile's backward pass is a graph of its own, which a whole compiled model or a CUDA graph "
+                   "cannot hold; write compile=per-block")
         if recipe.parallel.engine_steps and recipe.parallel.shards:
-            reasons.append("a tile's backward pass is a graph of its own, for which stage 3 gathers no weights; write "
-                           "checkpointing=every-block, or parallel.stage=2")
-        return reasons
+            yield ("a tile's backward pass is a graph of its own, for which stage 3 gathers no weights; write "
+                   "checkpointing=every-block, or parallel.stage=2")
 
 
 @technique
@@ -217,10 +214,9 @@ class Selective(Checkpointing):
     def slowdown(self, device: Device) -> float:
         return {"matmul-and-attention": 0.1, "attention": 0.23, "every-other-matmul": 0.16}[self.keep]
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if self.offload and recipe.backend.runs_torch:
-            return ["PyTorch keeps the results on the device; write checkpointing.offload=false, or backend=jax"]
-        return []
+            yield "PyTorch keeps the results on the device; write checkpointing.offload=false, or backend=jax"
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
@@ -248,8 +244,7 @@ class MemoryBudget(Checkpointing):
     """Share of the activations to keep: 1 keeps what the compiler would anyway, 0 only each region's inputs and
     what random numbers made."""
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if recipe.compile == "auto" or not recipe.compile.partitions:
-            return ["a memory budget is kept by a compiler that partitions the graph; write compile=per-block with "
-                    "backend inductor or aot_eager"]
-        return []
+            yield ("a memory budget is kept by a compiler that partitions the graph; write compile=per-block with "
+                   "backend inductor or aot_eager")

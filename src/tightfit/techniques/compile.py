@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from tightfit.errors import RecipeError, nearest
@@ -94,16 +94,15 @@ class _Compiled(Compile):
         mode = {} if self.mode == "default" else {"torch_compile_mode": self.mode}
         return {"torch_compile": True, "torch_compile_backend": self.backend, **mode}
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         purpose, instead = BACKENDS[self.backend]
         if instead:
-            return [f"compile backend {self.backend}: {purpose}; write compile.backend={instead}"]
-        if self.backend == "cudagraphs" and device.kind == "cpu":
-            return ["CUDA graphs need a CUDA device; write compile.backend=inductor"]
-        if self.backend == "inductor" and device.kind == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
-            return ["backend inductor generates C++ for the CPU, and no C++ compiler is on the PATH; install g++, "
-                    "or write compile.backend=aot_eager"]
-        return []
+            yield f"compile backend {self.backend}: {purpose}; write compile.backend={instead}"
+        elif self.backend == "cudagraphs" and device.kind == "cpu":
+            yield "CUDA graphs need a CUDA device; write compile.backend=inductor"
+        elif self.backend == "inductor" and device.kind == "cpu" and not any(map(shutil.which, ("g++", "clang++"))):
+            yield ("backend inductor generates C++ for the CPU, and no C++ compiler is on the PATH; install g++, "
+                   "or write compile.backend=aot_eager")
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:

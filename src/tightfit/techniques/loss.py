@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -41,10 +42,9 @@ class _FromHiddenStates(Loss):
     exact: ClassVar[Exactness] = "rounding"
     activation_share: ClassVar[float] = 0.6
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if TASKS[recipe.task].predicts == "class":
-            return [f"{recipe.task} has few logits, and no output embedding; write loss=plain"]
-        return []
+            yield f"{recipe.task} has few logits, and no output embedding; write loss=plain"
 
 
 @technique
@@ -79,11 +79,10 @@ class Liger(_FromHiddenStates):
     memory: ClassVar[str] = "as chunked, in chunks of about tokens times hidden size over vocabulary"
     auto_on: ClassVar = ()
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = super().refuse(recipe, device)
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from super().refuse(recipe, device)
         if device.kind != "cuda":
-            reasons.append(f"Liger's kernels need a CUDA device, which {device.name} is not; write loss=chunked")
+            yield f"Liger's kernels need a CUDA device, which {device.name} is not; write loss=chunked"
         elif find_spec("liger_kernel") is None:
-            reasons.append(f"the library liger-kernel is not installed; run: {install_command('liger-kernel')}, or "
-                           "write loss=chunked")
-        return reasons
+            yield (f"the library liger-kernel is not installed; run: {install_command('liger-kernel')}, or "
+                   "write loss=chunked")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -178,13 +178,12 @@ class Host(Offload):
         shares = self.shares
         return -(shares.weights + shares.gradients) * held - shares.optimizer * states
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = refuse_between_blocks(recipe, "offload=host", "offload=none")
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from refuse_between_blocks(recipe, "offload=host", "offload=none")
         if device.kind == "cpu":
-            reasons.append("offload=host moves tensors out of a GPU's memory into the processor's, where they are "
-                           "already; write offload=none, or device=cuda")
+            yield ("offload=host moves tensors out of a GPU's memory into the processor's, where they are "
+                   "already; write offload=none, or device=cuda")
         by_block = recipe.accumulation == "auto" or recipe.accumulation.by_block
         if self.shares.needs_by_block and not by_block:
-            reasons.append("offload=host fetches weights and gradients once for all micro-batches; write "
-                           "accumulation=by-block, or offload: {name: host, weights: 0, gradients: 0}")
-        return reasons
+            yield ("offload=host fetches weights and gradients once for all micro-batches; write "
+                   "accumulation=by-block, or offload: {name: host, weights: 0, gradients: 0}")

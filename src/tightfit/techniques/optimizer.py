@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -126,33 +126,30 @@ class AdamW(_Adam):
     def opened(self) -> Self:
         return replace(self, implementation="auto")
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         rounding = recipe.weight_rounding
         if self.implementation == "auto":
-            return []
+            return
         if recipe.backend.compiles_whole_steps:
-            return [f"XLA compiles AdamW's update as one program, not in PyTorch's way {self.implementation!r}; write "
-                    "optimizer.implementation=auto"]
-        if self.implementation == "apex":
-            return self._refuse_apex(recipe, device, rounding)
-        if rounding in (None, "nearest"):
-            return []
-        return [f"AdamW that rounds bf16 weights by {rounding!r} has one implementation; "
-                "write optimizer.implementation=auto"]
+            yield (f"XLA compiles AdamW's update as one program, not in PyTorch's way {self.implementation!r}; write "
+                   "optimizer.implementation=auto")
+        elif self.implementation == "apex":
+            yield from self._refuse_apex(recipe, device, rounding)
+        elif rounding not in (None, "nearest"):
+            yield (f"AdamW that rounds bf16 weights by {rounding!r} has one implementation; "
+                   "write optimizer.implementation=auto")
 
-    def _refuse_apex(self, recipe: Recipe, device: Device, rounding: Rounding | None) -> list[str]:
+    def _refuse_apex(self, recipe: Recipe, device: Device, rounding: Rounding | None) -> Iterator[str]:
         instead = "write optimizer.implementation=fused"
-        reasons = []
         if device.kind != "cuda":
-            reasons.append(f"Apex's kernels run on CUDA devices alone; {instead}")
+            yield f"Apex's kernels run on CUDA devices alone; {instead}"
         if rounding is not None:
-            reasons.append(f"Apex keeps fp32 states beside bf16 weights; {instead}")
+            yield f"Apex keeps fp32 states beside bf16 weights; {instead}"
         if recipe.parallel.shards or recipe.parallel.engine_steps:
-            reasons.append(f"Apex updates no parts of weights; {instead}")
+            yield f"Apex updates no parts of weights; {instead}"
         update = recipe.update
         if recipe.offloaded.uses_host or (update != "auto" and (update.deferred or update.in_backward)):
-            reasons.append(f"Apex updates all weights at once, on the device; {instead}")
-        return reasons
+            yield f"Apex updates all weights at once, on the device; {instead}"
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
@@ -208,11 +205,10 @@ class Adafactor(_Decaying):
         return (f"adafactor's learning rate is relative to the size of the weights: {ADAFACTOR_USUAL_RATE:g} is usual, "
                 f"and learning_rate is {learning_rate:g}; optimizer.scale_parameter=false takes it as it is",)
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        if recipe.weight_rounding is None:
-            return []
-        return ["Adafactor's steps are mostly smaller than a bf16 weight's last bit and would be lost; "
-                "write precision=bf16, or optimizer=adamw"]  # which rounds in every way
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        if recipe.weight_rounding is not None:
+            yield ("Adafactor's steps are mostly smaller than a bf16 weight's last bit and would be lost; "
+                   "write precision=bf16, or optimizer=adamw")  # which rounds in every way
 
 
 @technique

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -131,10 +131,9 @@ class ManyProcesses(Parallel):
         return recipe.override(parallel=self if self.shards else "none", batch_size=share,
                                micro_batch_size=micro if micro == "auto" else min(micro, share))
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if recipe.profile_step is not None:
-            return ["a profile is of one process; write profile_step=null, or parallel=none"]
-        return []
+            yield "a profile is of one process; write profile_step=null, or parallel=none"
 
 
 @technique
@@ -150,12 +149,11 @@ class Ddp(ManyProcesses):
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
         return cls(processes=device.world) if device.world > 1 else None
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = super().refuse(recipe, device)
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from super().refuse(recipe, device)
         if recipe.weight_rounding == "stochastic":
-            reasons.append("each process would round its copy of the weights by random numbers of its own, and the "
-                           "copies would drift apart; write optimizer=adamw precision.rounding=kahan")
-        return reasons
+            yield ("each process would round its copy of the weights by random numbers of its own, and the "
+                   "copies would drift apart; write optimizer=adamw precision.rounding=kahan")
 
 
 @technique
@@ -164,19 +162,18 @@ class _Divided(ManyProcesses):
     whole_weights: ClassVar[str] = "parallel=ddp"
     """The setting whose processes each have whole weights."""
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = super().refuse(recipe, device)
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from super().refuse(recipe, device)
         optimizer, checkpointing = recipe.optimizer, recipe.checkpointing
         if optimizer != "auto" and not optimizer.works_on_shards:
-            reasons.append(f"optimizer={optimizer.name} needs more of a weight than one process's part; write "
-                           "optimizer=adamw, or parallel=ddp")
+            yield (f"optimizer={optimizer.name} needs more of a weight than one process's part; write "
+                   "optimizer=adamw, or parallel=ddp")
         if recipe.mode == "train" and recipe.precision != "auto" and recipe.precision.full_eval:
-            reasons.append("weights whose update is divided cannot be replaced for an evaluation; write "
-                           "precision.full_eval=false, or parallel=ddp")
+            yield ("weights whose update is divided cannot be replaced for an evaluation; write "
+                   "precision.full_eval=false, or parallel=ddp")
         if checkpointing != "auto" and checkpointing.spans_blocks and self.shards:
-            reasons.append(f"checkpointing={checkpointing.name} recomputes several blocks as one, whose weights are "
-                           f"gathered one by one; write checkpointing=every-block, or {self.whole_weights}")
-        return reasons
+            yield (f"checkpointing={checkpointing.name} recomputes several blocks as one, whose weights are "
+                   f"gathered one by one; write checkpointing=every-block, or {self.whole_weights}")
 
 
 @technique
@@ -228,16 +225,15 @@ class Fsdp(_Divided):
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         return -undivided_bytes(recipe) * (1.0 if self.cpu_offload else 1 - 1 / self.process_count)
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = super().refuse(recipe, device)
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from super().refuse(recipe, device)
         precision, compiled = recipe.precision, recipe.compile
         if precision != "auto" and precision.scales_weights:
-            reasons.append(f"precision={precision.name} scales weights by what it sees of them, which would be a part; "
-                           "write precision=bf16, or parallel=ddp")
+            yield (f"precision={precision.name} scales weights by what it sees of them, which would be a part; "
+                   "write precision=bf16, or parallel=ddp")
         if compiled != "auto" and compiled.one_region:
-            reasons.append(f"weights are gathered between blocks, of which compile={compiled.name} makes one region; "
-                           "write compile=per-block, or parallel=ddp")
-        return reasons
+            yield (f"weights are gathered between blocks, of which compile={compiled.name} makes one region; "
+                   "write compile=per-block, or parallel=ddp")
 
 
 @technique
@@ -279,22 +275,21 @@ class Zero(_Divided):
         parts = 0.0 if self.cpu_offloads else (held + FP32 - whole) / self.process_count
         return whole + parts - held
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = super().refuse(recipe, device)
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from super().refuse(recipe, device)
         precision, compiled = recipe.precision, recipe.compile
         if precision != "auto" and (precision.weight_bytes != 4 or precision.computes_in not in ZERO_FORMATS):
-            reasons.append(f"precision={precision.name} is not one of those that it is held to; write precision=bf16, "
-                           "precision=fp32, or parallel=fsdp")
+            yield (f"precision={precision.name} is not one of those that it is held to; write precision=bf16, "
+                   "precision=fp32, or parallel=fsdp")
         if recipe.trainable.freezes:
-            reasons.append(f"trainable={recipe.trainable.name} leaves few gradients and states to divide; write "
-                           "trainable=all, or parallel=ddp")
+            yield (f"trainable={recipe.trainable.name} leaves few gradients and states to divide; write "
+                   "trainable=all, or parallel=ddp")
         if compiled != "auto" and compiled.compiles:
-            reasons.append(f"DeepSpeed's hooks are no part of what compile={compiled.name} compiles; write "
-                           "compile=off, or parallel=fsdp")
+            yield (f"DeepSpeed's hooks are no part of what compile={compiled.name} compiles; write "
+                   "compile=off, or parallel=fsdp")
         if self.offload == "nvme" and self.stage < 3:
-            reasons.append(f"offload=nvme is stage 3's, and stage is {self.stage}; write parallel.stage=3, or "
-                           "parallel.offload=cpu")
+            yield (f"offload=nvme is stage 3's, and stage is {self.stage}; write parallel.stage=3, or "
+                   "parallel.offload=cpu")
         if (self.offload == "nvme") != (self.nvme_path is not None):
-            reasons.append("offload=nvme and nvme_path go together; write both, such as parallel.offload=nvme "
-                           "parallel.nvme_path=/mnt/nvme, or neither")
-        return reasons
+            yield ("offload=nvme and nvme_path go together; write both, such as parallel.offload=nvme "
+                   "parallel.nvme_path=/mnt/nvme, or neither")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from tightfit.techniques.technique import Technique, technique
@@ -97,11 +97,10 @@ class _Fp32Weights(Precision):
     tf32: bool = False
     """Let matrix products and convolutions of fp32 tensors use the tensor cores (CUDA, capability 8.0 and later)."""
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         if self.tf32 and not device.has_tensor_cores("tf32"):
-            return [f"tf32 is a mode of CUDA devices of compute capability 8.0 or later, which {device.name} is not; "
-                    "write precision.tf32=false"]
-        return []
+            yield (f"tf32 is a mode of CUDA devices of compute capability 8.0 or later, which {device.name} is not; "
+                   "write precision.tf32=false")
 
 
 @technique
@@ -115,11 +114,10 @@ class _Mixed(_Fp32Weights):
     full_eval: bool = False
     """Evaluate with the weights themselves in 16 bits: half the memory, figures a little off."""
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = super().refuse(recipe, device)
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from super().refuse(recipe, device)
         if self.full_eval and not recipe.backend.runs_torch:
-            reasons.append("JAX evaluates with the weights as they are; write precision.full_eval=false")
-        return reasons
+            yield "JAX evaluates with the weights as they are; write precision.full_eval=false"
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
@@ -175,8 +173,9 @@ class Bf16(_Mixed):
     hf_flag: ClassVar = "bf16"
     computes_in: ClassVar[str] = "bfloat16"
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return _refuse_bf16(device) + super().refuse(recipe, device)
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from _refuse_bf16(device)
+        yield from super().refuse(recipe, device)
 
 
 @technique
@@ -204,8 +203,9 @@ class Bf16Pure(Precision):
     def weight_rounding(self) -> Rounding:
         return self.rounding
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        return _refuse_bf16(device) + _refuse_rounding(self.rounding, recipe)
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from _refuse_bf16(device)
+        yield from _refuse_rounding(self.rounding, recipe)
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
@@ -251,15 +251,15 @@ class Fp8(Precision):
     def bytes_per_parameter(self, recipe: Recipe) -> float:
         return 2.0 * self.weight_bytes  # casts of weights live as long as a product
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = [] if self.weights == "fp32" else _refuse_rounding(self.rounding, recipe)
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        if self.weights != "fp32":
+            yield from _refuse_rounding(self.rounding, recipe)
         if device.kind == "cuda" and not device.has_tensor_cores("fp8"):
             instead = half_precision(device).name
-            reasons.append(f"fp8 products need compute capability 8.9 or later, which {device.name} has not; write "
-                           f"precision={instead}")
+            yield (f"fp8 products need compute capability 8.9 or later, which {device.name} has not; write "
+                   f"precision={instead}")
         if recipe.mode == "inference":
-            reasons.append("fp8 is for training; write precision=bf16")
-        return reasons
+            yield "fp8 is for training; write precision=bf16"
 
     @classmethod
     def search_settings(cls, recipe: Recipe, device: Device) -> list[Self]:
@@ -278,19 +278,14 @@ def _emulates_bf16(device: Device) -> bool:
     return device.kind == "cuda" and not device.has_tensor_cores("bf16")
 
 
-def _refuse_bf16(device: Device) -> list[str]:
+def _refuse_bf16(device: Device) -> Iterator[str]:
     if _emulates_bf16(device):
-        return [f"{device.name} computes bf16 in emulation only (compute capability "
-                f"{'.'.join(map(str, device.capability or ()))}, 8.0 is needed); write precision=fp16"]
-    return []
+        yield (f"{device.name} computes bf16 in emulation only (compute capability "
+               f"{'.'.join(map(str, device.capability or ()))}, 8.0 is needed); write precision=fp16")
 
 
-def _refuse_rounding(rounding: Rounding, recipe: Recipe) -> list[str]:
+def _refuse_rounding(rounding: Rounding, recipe: Recipe) -> Iterator[str]:
     """Reasons why a recipe's optimizer cannot update bf16 weights so; one that has no way to says it itself."""
-    if recipe.optimizer == "auto":
-        return []
-    able = recipe.optimizer.bf16_roundings
-    if not able or rounding in able:
-        return []
-    return [f"optimizer {recipe.optimizer.name} cannot round bf16 weights with {rounding!r}; write "
-            + " or ".join(f"precision.rounding={way}" for way in able)]
+    if recipe.optimizer != "auto" and (able := recipe.optimizer.bf16_roundings) and rounding not in able:
+        yield (f"optimizer {recipe.optimizer.name} cannot round bf16 weights with {rounding!r}; write "
+               + " or ".join(f"precision.rounding={way}" for way in able))

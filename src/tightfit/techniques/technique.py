@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, dataclass_transform
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
@@ -95,9 +95,9 @@ class Technique:
         """Its knobs with other values that use less memory, and what that saves, in words; each more than before."""
         return []
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        """Reasons, as sentences, why this technique cannot serve `recipe` on `device`; empty if it can."""
-        return []
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        """Reasons, as sentences, why this technique cannot serve `recipe` on `device`; none if it can."""
+        yield from ()
 
     def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
         """Hugging Face's TrainingArguments that say this, without those that are so by default; None where none can.
@@ -172,21 +172,20 @@ class Technique:
         return ""
 
 
-def refuse_between_blocks(recipe: Recipe, written: str, plain: str) -> list[str]:
+def refuse_between_blocks(recipe: Recipe, written: str, plain: str) -> Iterator[str]:
     """Reasons why what works between a model's blocks cannot serve a recipe.
 
     written: the field as it stands in the recipe, such as `offload=host`. plain: what to write instead.
     """
-    reasons, compiled = [], recipe.compile
+    compiled = recipe.compile
     if compiled != "auto" and compiled.one_region:
-        reasons.append(f"{written} works between a model's blocks, and compile={compiled.name} makes one region of "
-                       f"them; write compile=per-block, or {plain}")
+        yield (f"{written} works between a model's blocks, and compile={compiled.name} makes one region of "
+               f"them; write compile=per-block, or {plain}")
     elif compiled != "auto" and compiled.records_graphs:
-        reasons.append(f"{written} moves what blocks work on, and CUDA graphs record addresses; write "
-                       f"compile=per-block with its usual backend and mode, or {plain}")
+        yield (f"{written} moves what blocks work on, and CUDA graphs record addresses; write "
+               f"compile=per-block with its usual backend and mode, or {plain}")
     if not recipe.parallel.one_device:
-        reasons.append(f"{written} serves one model; write {plain} beside parallel={recipe.parallel.name}")
-    return reasons
+        yield f"{written} serves one model; write {plain} beside parallel={recipe.parallel.name}"
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -38,18 +39,16 @@ class Trainable(Technique):
         """Whether a parameter of the model's own, by its name, is trained."""
         return False
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         precision = recipe.precision
-        reasons: list[str] = []
         if not self.freezes:
-            return reasons
+            return
         if precision != "auto" and precision.scales_weights:
-            reasons.append(f"precision={precision.name} scales products of weights that are trained; write "
-                           "precision=bf16, or trainable=all")
+            yield (f"precision={precision.name} scales products of weights that are trained; write "
+                   "precision=bf16, or trainable=all")
         if recipe.parallel.shards:
-            reasons.append(f"parallel={recipe.parallel.name} divides gradients and states among processes, and beside "
-                           "frozen weights there are few; write parallel=ddp, or trainable=all")
-        return reasons
+            yield (f"parallel={recipe.parallel.name} divides gradients and states among processes, and beside "
+                   "frozen weights there are few; write parallel=ddp, or trainable=all")
 
 
 @technique
@@ -96,11 +95,10 @@ class LowRank(Trainable):
         """Whether the layer of that name, one of the model's blocks or another, is among the targets' names."""
         return self.targets != "all-linear" and any(f".{name}".endswith(f".{target}") for target in self.targets)
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = super().refuse(recipe, device)
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from super().refuse(recipe, device)
         if not self.targets:
-            reasons.append("targets names no layer; write trainable.targets=all-linear")
-        return reasons
+            yield "targets names no layer; write trainable.targets=all-linear"
 
 
 @technique
@@ -151,8 +149,7 @@ class Layers(Trainable):
     def trains(self, name: str) -> bool:
         return any(f".{part}." in f".{name}." for part in self.names)
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = super().refuse(recipe, device)
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from super().refuse(recipe, device)
         if not self.names:
-            reasons.append("names no part of the model; write trainable: {name: layers, names: [lm_head]}")
-        return reasons
+            yield "names no part of the model; write trainable: {name: layers, names: [lm_head]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from tightfit.techniques.precision import half_precision
@@ -42,7 +43,7 @@ class WithForward(Update):
     memory: ClassVar[str] = "the optimizer's temporaries of one block; gradients go block by block"
     deferred: ClassVar[bool] = True
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         return refuse_between_blocks(recipe, "update=with-forward", "update=after-backward")
 
     @classmethod
@@ -61,16 +62,15 @@ class InBackward(Update):
     needs_by_block: ClassVar[bool] = True
     in_backward: ClassVar[bool] = True
 
-    def refuse(self, recipe: Recipe, device: Device) -> list[str]:
-        reasons = refuse_between_blocks(recipe, "update=in-backward", "update=after-backward")
+    def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        yield from refuse_between_blocks(recipe, "update=in-backward", "update=after-backward")
         if recipe.max_grad_norm:
-            reasons.append("update=in-backward cannot clip by the norm of all gradients, which is not known in the "
-                           "backward pass; write max_grad_norm=0, or update=with-forward")
+            yield ("update=in-backward cannot clip by the norm of all gradients, which is not known in the "
+                   "backward pass; write max_grad_norm=0, or update=with-forward")
         if recipe.precision != "auto" and recipe.precision.loss_scaling:
             unscaled = "fp32" if half_precision(device).loss_scaling else "bf16"
-            reasons.append("update=in-backward cannot skip a step whose scaled gradients overflow; write "
-                           f"precision={unscaled}, or update=with-forward")
+            yield ("update=in-backward cannot skip a step whose scaled gradients overflow; write "
+                   f"precision={unscaled}, or update=with-forward")
         if recipe.accumulation != "auto" and not recipe.accumulation.by_block:
-            reasons.append("update=in-backward needs final gradients block by block; write accumulation=by-block, or "
-                           "update=after-backward")
-        return reasons
+            yield ("update=in-backward needs final gradients block by block; write accumulation=by-block, or "
+                   "update=after-backward")

@@ -109,5 +109,5 @@ def _as_usual_there(asked: Recipe, recipe: Recipe, gpu: Device) -> Recipe:
         return recipe
     usual = resolve(asked, gpu)
     changes = {slot: getattr(usual, slot) for slot in SLOTS if getattr(asked, slot) == "auto"
-               and getattr(recipe, slot).refuse(recipe, gpu) and not getattr(recipe, slot).numerics_change}
+               and any(getattr(recipe, slot).refuse(recipe, gpu)) and not getattr(recipe, slot).numerics_change}
     return recipe.model_copy(update=changes)
