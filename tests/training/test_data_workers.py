@@ -76,8 +76,14 @@ def test_a_run_that_waits_for_data_takes_workers_and_learns_the_same(tmp_path, t
     assert [f"from step {SEEN_STEPS + 2} on loading.workers=" in text for text in said] == [True]
 
 
-class Killed(list[dict[str, list[int]]]):
+class Killed:
     """Rows whose worker is killed, as the system does where memory is full."""
+
+    def __init__(self, folder) -> None:
+        self.trainer, self.folder = os.getpid(), folder
+
+    def __len__(self) -> int:
+        return 16
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         if os.getpid() != self.trainer and len(list(self.folder.iterdir())) > 40:
@@ -88,8 +94,7 @@ class Killed(list[dict[str, list[int]]]):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_is_killed_is_told(tmp_path, tiny, workers):
-    rows = Killed([{}] * 16)
-    rows.trainer, rows.folder = os.getpid(), tmp_path / "made"
+    rows = Killed(tmp_path / "made")
     rows.folder.mkdir()
     recipe = {**tiny, "max_steps": 40, "batch_size": 8, "seq_len": 16, "loading": {"workers": workers},
               "data": {"packing": False}, "output_dir": str(tmp_path / "run"), "eval_steps": None}
