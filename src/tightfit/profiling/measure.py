@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from tightfit.backends import backend_of
-from tightfit.backends.base import TIMED_STEPS, WARM_UP, Backend, PendingResult, Step, StepProfiler
+from tightfit.backends.base import TIMED_STEPS, WARM_UP, PendingResult, Step, StepProfiler
 from tightfit.backends.measurements import Measurement
 from tightfit.backends.measuring import measure
 from tightfit.data.loading import GlobalBatchLoader
@@ -34,7 +34,7 @@ from tightfit.recipe import Recipe
 from tightfit.system import installed
 from tightfit.trace import Phase, Place
 from tightfit.training.listeners import Listener
-from tightfit.training.session import open_session
+from tightfit.training.session import Session, open_session
 
 GLOBAL_BATCHES = 2 * (WARM_UP + TIMED_STEPS + 1)
 """Global batches that there are for a measurement: enough where every other one is an epoch's short last one."""
@@ -76,28 +76,26 @@ def profile_recipe(
     except OutOfMemory as error:
         raise with_suggestions(error, recipe, device) from None
     listener.message("predicting the same step")
-    predicted = prediction(backend, recipe, device)
-    profile = profile_of(recipe, device, measured, predicted, fmean(tokens[WARM_UP:]), notes=tuple(build.notes),
-                         readings=readings)
+    profile = profile_of(session, measured, prediction(session), fmean(tokens[WARM_UP:]), build.notes, readings)
     return profile, measured, session.plan
 
 
-def prediction(backend: Backend, recipe: Recipe, device: Device, module: Any = None) -> dict[str, Any]:
+def prediction(session: Session) -> dict[str, Any]:
     """The predicted fields of a Profile, for the recipe's step; only a note where it cannot be predicted."""
-    target = own_target(device)
+    target = own_target(session.device)
     try:
-        return _predicted(recipe, target, standard_tools(backend, target.calibration, module))
+        return _predicted(session.recipe, target, standard_tools(session.backend, target.calibration, session.module))
     except Exception as error:  # what was measured stands without it, and a model of one's own may fail in any way
         return {"notes": (NOT_PREDICTED + _sentence(error),)}
 
 
 def profile_of(
-    recipe: Recipe, device: Device, measured: Measurement, predicted: Mapping[str, Any], tokens: float, *,
-    notes: Sequence[str] = (), readings: Readings | None = None,
+    session: Session, measured: Measurement, predicted: Mapping[str, Any], tokens: float, notes: Sequence[str],
+    readings: Readings,
 ) -> Profile:  # fmt: skip
     """The profile of a measurement, with the fields that `prediction` gave. tokens: of a step, as of a Profile.
     readings: of the card, while steps ran."""
-    target = own_target(device)
+    recipe, target = session.recipe, own_target(session.device)
     offloads = bool(measured.trace.lying_in(Place.HOST)) and bool(measured.lanes)
     lanes = {**({"measured": measured.lanes} if offloads else {}), **predicted.get("lanes", {})}
     room = capacity(measured.trace, target.device)
@@ -106,7 +104,7 @@ def profile_of(
         recipe=recipe, device=target.device, measured=measured.trace, step_seconds=measured.step_seconds, tokens=tokens,
         phase_seconds=measured.phase_seconds, peak_bytes=measured.peak_bytes, overhead=measured.overhead,
         calibrated=target.calibration is not None, versions=installed((*recipe.backend.libraries, "tightfit")),
-        readings={name: tuple(series) for name, series in (readings or {}).items()},
+        readings={name: tuple(series) for name, series in readings.items()},
         **{"capacity_bytes": room, **predicted, "lanes": lanes, "notes": tuple(kept)},
     )  # fmt: skip
 
@@ -164,24 +162,21 @@ class RunProfile:
     To be made before the run's step is built: predicting drops what was compiled, and draws weights.
     """
 
-    def __init__(
-        self, at: int, recipe: Recipe, device: Device, backend: Backend, module: Any, folder: Path, listener: Listener
-    ) -> None:
+    def __init__(self, at: int, session: Session, folder: Path, listener: Listener) -> None:
         self.at = at
-        self._recipe, self._device, self._backend = recipe, device, backend
-        self._folder, self._listener = folder, listener
+        self._session, self._folder, self._listener = session, folder, listener
         self._profiler: StepProfiler | None = None
         self._timed = range(0)
         self._notes: tuple[str, ...] = ()
         self._tokens = 0
         listener.message(f"predicting a step, to compare step {at} with")
-        self._predicted = prediction(backend, recipe, device, module)
+        self._predicted = prediction(session)
         if "predicted" not in self._predicted:
             listener.message(f"{self._predicted['notes'][0]}; step {at} is measured all the same")
 
     def begin(self, step: Step, first_step: int, notes: tuple[str, ...] = ()) -> None:
         """The run's step is there, and the run goes on behind `first_step`. notes: of its build."""
-        self._profiler = self._backend.step_profiler(step)
+        self._profiler = self._session.backend.step_profiler(step)
         self._timed = range(max(first_step + WARM_UP + 1, self.at - TIMED_STEPS), self.at)
         self._notes = notes
 
@@ -202,7 +197,7 @@ class RunProfile:
         try:
             measured = self._profiler.measurement(self._folder / CHROME_TRACE)
             notes = (f"step {self.at} of a training run", *self._notes)
-            found = profile_of(self._recipe, self._device, measured, self._predicted, self._tokens, notes=notes)
+            found = profile_of(self._session, measured, self._predicted, self._tokens, notes, {})
             keep_profile(found, measured, self._folder)
         except Exception as error:  # the run is worth more than its profile
             self._listener.message(f"warning: step {self.at} has no profile, and the run continues: {_sentence(error)}")

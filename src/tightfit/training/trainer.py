@@ -287,7 +287,7 @@ class Trainer:
 
         at = profiled_step(recipe, first_step, source)
         if at is not None:
-            return RunProfile(at, recipe, session.device, self.backend, self.module, folder.path, self.listener)
+            return RunProfile(at, session, folder.path, self.listener)
         if recipe.profile_step > first_step:
             self.listener.message(f"profile_step: no step from {recipe.profile_step} on comes before max_steps "
                                   f"{recipe.max_steps} that has warmed up; none is profiled")
