@@ -29,10 +29,6 @@ def _steps_or_share(least: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _without_prefix(value: Any) -> Any:
-    return value.removeprefix("eval_") if isinstance(value, str) else value
-
-
 def _file_name(value: str) -> str:
     """Raises ValueError for what no file can be named, so that each who looks for one need not ask."""
     try:
@@ -85,7 +81,7 @@ Every = Annotated[int | float, _steps_or_share(1)]
 Schedule = Literal["linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "constant", "constant_with_warmup",
                    "inverse_sqrt", "polynomial", "warmup_stable_decay"]
 ScheduleArguments = Annotated[dict[str, int | float | str], AfterValidator(_of_schedule), Field(validate_default=True)]
-BestMetric = Annotated[MetricName, BeforeValidator(_without_prefix)]
+BestMetric = Annotated[MetricName, BeforeValidator(lambda v: v.removeprefix("eval_") if isinstance(v, str) else v)]
 
 
 GIVEN_ROWS = "rows given in Python"
