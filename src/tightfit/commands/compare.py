@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +15,7 @@ from rich.text import Text
 from tightfit import text
 from tightfit.backends import backend_of
 from tightfit.devices import Device
+from tightfit.display.plan_table import plain_table
 from tightfit.errors import RecipeError, UnknownRecipe
 from tightfit.planner import target_for
 from tightfit.planning.costs import Memory
@@ -157,7 +157,7 @@ def _row(pair: Pair, written: Callable[[float], str]) -> tuple[str, str, str, st
 
 
 def _table(title: str, rows: Sequence[tuple[str, str, str, str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table()
     table.add_column(title, min_width=26)
     for heading in ("first", "second", "difference"):
         table.add_column(heading, justify="right", min_width=14)

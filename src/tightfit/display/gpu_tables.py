@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from string import ascii_lowercase
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tightfit.devices import GIB, catalogue
+from tightfit.display.plan_table import plain_table
 from tightfit.display.words import as_written, batches, fits, techniques, throughput, work
 from tightfit.planning.search.every_gpu import Comparison, GpuRow
 from tightfit.planning.search.overview import GpuEstimate, Overview
@@ -118,7 +118,7 @@ def _way(estimate: GpuEstimate | str) -> str:
 
 def _table(first: str, headings: Sequence[str]) -> Table:
     """A table of a name and figures, which are aligned right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table()
     table.add_column(first, no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)

@@ -31,6 +31,9 @@ BAR_CELLS = (20, 48)
 LABEL_WIDTH = 12
 """Characters of the longest label, such as `smallest GPU`."""
 
+plain_table = partial(Table, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+"""A table with no line but the one below its headings."""
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ReadablePlan(Plan):
@@ -159,7 +162,7 @@ def _table(
     plan: Plan, shown: Sequence[Candidate], chosen: Sequence[Column], bars: _Bars | None = None, cells: int = 0
 ) -> Table:
     """Candidates in those columns and, where there are `bars`, one of so many cells for each."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table()
     table.add_column("#", justify="right")
     for column in chosen:
         table.add_column(column.heading, justify="right" if column.right else "left")
