@@ -169,6 +169,12 @@ def test_its_module_is_the_command_too():
     assert done.stderr.startswith("tightfit: 'nowhere' is not a recipe")
 
 
+def test_a_terminal_without_a_width_is_written_to():
+    done = subprocess.run([sys.executable, "-m", "tightfit", "gpus"], capture_output=True, text=True, check=True,
+                          env={**os.environ, "COLUMNS": "0"})  # fmt: skip
+    assert "rtx-4090" in done.stdout
+
+
 HEARD = ("import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # not what is inherited
          "runpy.run_module('tightfit', run_name='__main__')")
 

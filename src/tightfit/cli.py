@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -283,6 +284,8 @@ def main() -> None:
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # in an encoding such as Windows' cp1252, not every sign can be said
         sys.stdout.reconfigure(errors="replace")
+    if os.environ.get("COLUMNS") == "0":  # of a terminal that knows no width; nothing would be written in none
+        del os.environ["COLUMNS"]
     try:
         app(standalone_mode=True)
     except (Exception, KeyboardInterrupt, SystemExit) as error:

@@ -66,10 +66,10 @@ def run_compare(name: str, words: Sequence[str], gpu: str | None, gpu_memory: st
     `auto` is planned first, for each. Raises TightfitError.
     """
     other, overrides = (words[0], words[1:]) if words and "=" not in words[0] else (name, words)
-    if other == name and not overrides:
-        raise RecipeError(f"compare: {name} is one recipe; write another one, or fields to change, such as seq_len=512")
     if "=" in name:
         raise RecipeError(f"RECIPE is missing before {name}; write the recipe that is changed")
+    if other == name and not overrides:
+        raise RecipeError(f"compare: {name} is one recipe; write another one, or fields to change, such as seq_len=512")
     with Terminal(Console(stderr=True, soft_wrap=True)) as terminal, redirect_stdout(sys.stderr):
         sides = _sides([(name, ()), (other, overrides)], gpu, gpu_memory, terminal.message)
     ours, theirs = (side.profile for side in sides)
