@@ -127,6 +127,12 @@ def test_a_run_may_begin_where_a_profile_was_taken(run, tmp_path):
     assert run("train", "tiny.yaml", "device=cpu", "max_steps=1", "output_dir=other")[0] == 2
 
 
+def test_a_run_may_begin_where_a_profile_was_killed(run, tmp_path):
+    (tmp_path / "runs" / "tiny" / "unfinished-a1b2").mkdir(parents=True)
+    status, _, err = run("train", "tiny.yaml", "max_steps=1")
+    assert (status, "not empty" in err) == (0, False)
+
+
 def test_what_cannot_be_predicted_is_measured_all_the_same(run, monkeypatch, tmp_path):
     monkeypatch.setattr(PytorchBackend, "predict", failing(ModelError("model: no way to trace it")))
     status, out, _ = run("profile", "tiny.yaml", "device=cpu", "output_dir=here")

@@ -15,7 +15,7 @@ from tightfit.doctor.cards import watched
 from tightfit.errors import ReportError, install_command
 from tightfit.planner import target_for
 from tightfit.planning.plan import Plan
-from tightfit.profiling import CHROME_TRACE, FOLDER, XPLANE
+from tightfit.profiling import CHROME_TRACE, FOLDER, UNFINISHED, XPLANE
 from tightfit.profiling.measure import keep_profile, predicted_profile, profile_recipe
 from tightfit.profiling.profile import Profile
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
@@ -52,7 +52,7 @@ def _measured(name: str, overrides: Sequence[str], console: Console) -> Path:
     folder = run_path(recipe, name)
     folder.mkdir(parents=True, exist_ok=True)
     # The trace lies aside until the rest is there: an interrupted profile leaves the one before it whole.
-    with TemporaryDirectory(dir=folder, prefix="unfinished-") as aside, Terminal(console) as terminal:
+    with TemporaryDirectory(dir=folder, prefix=UNFINISHED) as aside, Terminal(console) as terminal:
         trace = Path(aside, CHROME_TRACE)
         profile, measured, plan = profile_recipe(recipe, listener=terminal, chrome_trace=trace,
                                                  watch=lambda device: watched(device.uuid))
