@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from tightfit.planning.costs import FitRank
 from tightfit.planning.host_shares import KINDS, fill_device
@@ -73,22 +73,20 @@ def worth_filling(found: Evaluated, kinds: Collection[str]) -> Offload | None:
     return fill_device(offload, memory, kinds)
 
 
-def notes_on_host_memory(exploration: Exploration, best: Pair) -> list[str]:
+def notes_on_host_memory(exploration: Exploration, best: Pair) -> Iterator[str]:
     """Notes on a choice that keeps something in host memory."""
     space, found = exploration.space, exploration.found[best]
     if "offload" not in space.fields or not found.recipe.offloaded.uses_host:
-        return []
-    notes = []
+        return
     if not any(other.fit_rank.fits and not other.recipe.offloaded.needs_by_block
                for other in exploration.found.values()):
         fields = choices_text(found.recipe, None, tuple(STREAMED))
-        notes.append(f"nothing fits with all of the model in the GPU's memory: with {fields}, part of it waits in the "
-                     "host's; write offload=none for what would help without")
+        yield (f"nothing fits with all of the model in the GPU's memory: with {fields}, part of it waits in the "
+               "host's; write offload=none for what would help without")
     milder = space.level(best[0]) == space.levels[0] != space.levels[-1]
     if milder and not space.recipe.allow_numerics and not space.recipe.trainable.freezes:
-        notes.append("optimizer states wait in the host's memory with results as they always are; allow_numerics=true "
-                     "also considers 8-bit states and 16-bit weights, which may fit without and be faster")
-    return notes
+        yield ("optimizer states wait in the host's memory with results as they always are; allow_numerics=true "
+               "also considers 8-bit states and 16-bit weights, which may fit without and be faster")
 
 
 def enough_host_memory(exploration: Exploration) -> str:

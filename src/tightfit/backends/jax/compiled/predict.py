@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -181,11 +182,10 @@ def target_description(device: Device) -> str:
     ])  # fmt: skip
 
 
-def _notes(trace: Trace, device: Device) -> list[str]:
-    notes = ["memory is what XLA plans for this very step; its time is a rough sum over the kernels that it makes, of "
-             "products by the data sheet's peak and of bytes by its bandwidth"]
+def _notes(trace: Trace, device: Device) -> Iterator[str]:
+    yield ("memory is what XLA plans for this very step; its time is a rough sum over the kernels that it makes, of "
+           "products by the data sheet's peak and of bytes by its bandwidth")
     needed = trace.peak()[1] / device.memory_bytes
     if needed > JAX_SHARE:
-        notes.append(f"JAX takes {JAX_SHARE:.0%} of a GPU's memory as it starts, and this step needs {needed:.0%}: set "
-                     f"XLA_PYTHON_CLIENT_MEM_FRACTION={min(needed + 0.03, 0.98):.2f}")
-    return notes
+        yield (f"JAX takes {JAX_SHARE:.0%} of a GPU's memory as it starts, and this step needs {needed:.0%}: set "
+               f"XLA_PYTHON_CLIENT_MEM_FRACTION={min(needed + 0.03, 0.98):.2f}")
