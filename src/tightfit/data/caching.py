@@ -17,8 +17,6 @@ from tightfit.system import lock_file
 
 Read = TypeVar("Read")
 LOCK = ".lock"
-OURS: set[Path] = set()
-"""Locks that this process holds, and could take again: the system's are between processes."""
 
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
@@ -67,15 +65,15 @@ def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Re
 def _unfinished(name: str, parent: Path) -> Iterator[Path]:
     """A temporary folder, locked while it is filled and removed in the end; what processes that were killed left of
     such folders goes first, whatever it was to become."""
-    for left in set(parent.glob(f".*{LOCK}")) - OURS:
+    own = f"-{os.getpid()}-"  # whose locks this process could take again: the system's are between processes
+    for left in (path for path in parent.glob(f".*{LOCK}") if own not in path.name):
         with suppress(OSError), left.open("r+") as file:  # of one that is being filled, or another user's
             lock_file(file)
             shutil.rmtree(left.with_suffix(""), ignore_errors=True)
             left.unlink()
-    number, path = tempfile.mkstemp(LOCK, f".{name}-", parent)
+    number, path = tempfile.mkstemp(LOCK, f".{name}{own}", parent)
     lock = Path(path)
     temporary = lock.with_suffix("")
-    OURS.add(lock)
     try:
         with os.fdopen(number, "r+") as file:
             with suppress(OSError):  # where the file system knows no locks, nothing is removed
@@ -86,4 +84,3 @@ def _unfinished(name: str, parent: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         with suppress(OSError):
             lock.unlink()
-        OURS.discard(lock)

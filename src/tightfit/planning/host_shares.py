@@ -29,7 +29,7 @@ def fill_device(offload: Offload, memory: Memory, kinds: Collection[str] = KINDS
     room, lacking = memory.capacity - memory.margin - memory.peak_reserved, memory.host_missing
     outside, shares = memory.host_states_outside, dict[str, float]()
     largest = max(getattr(offload.shares, kind) for kind in KINDS if kind != "activations")
-    blocks = round(memory.host_blocks / largest) if memory.host_blocks and largest else ASSUMED_BLOCKS
+    blocks = round(memory.host_blocks / largest) if memory.host_blocks else ASSUMED_BLOCKS
     if outside and "optimizer" in kinds:
         kinds = [kind for kind in kinds if kind != "optimizer" or room >= outside]
         if room >= outside:

@@ -78,7 +78,7 @@ def find_largest(
     memory, and that as a sentence; with the smallest value where not even that does. Blocks wait in
     host memory where that is open and has room for them. Raises TightfitError where none of them can be traced."""
     field, found, failures = asked.partition("=")[0], dict[int, Evaluated](), list[TightfitError]()
-    traces, not_resident = 0, set[int]()
+    traces = 0
 
     def evaluated(recipe: Recipe) -> Evaluated | TightfitError:
         nonlocal traces
@@ -94,10 +94,12 @@ def find_largest(
         return outcome
 
     def may_hold(value: int, resident: Recipe) -> bool:
+        """Whether the device may hold it without blocks in host memory: by what is declared, and by smaller values."""
         parameters = value if field == "model" else next((each.parameters for each in found.values()), 0)
-        held = Space(resident, device).least_memory_recipe().bytes_per_parameter * parameters
+        needy = (size for size, each in found.items() if each.recipe.offloaded.uses_host or not each.fit_rank.is_safe)
         grows = field != "micro_batch_size"  # of which the last needs less
-        return held <= room and not (grows and any(too_large <= value for too_large in not_resident))
+        return (Space(resident, device).least_memory_recipe().bytes_per_parameter * parameters <= room
+                and not (grows and any(size <= value for size in needy)))
 
     def needs(value: int) -> float:
         if progress is not None:
@@ -113,7 +115,6 @@ def find_largest(
                 outcomes.append(error)
             if isinstance(outcomes[-1], Evaluated) and outcomes[-1].fit_rank.is_safe:
                 break
-            not_resident.update([value] if each is not recipe else [])
         possible = [outcome for outcome in outcomes if isinstance(outcome, Evaluated)]
         failures.extend(outcome for outcome in outcomes if isinstance(outcome, TightfitError))
         if not possible:
