@@ -42,9 +42,8 @@ from tightfit.techniques import (
     Update,
 )
 from tightfit.techniques.backend import Pytorch
-from tightfit.techniques.optimizer import NonNegative
 from tightfit.techniques.parallel import ManyProcesses, NoParallel
-from tightfit.techniques.technique import NUMBER, Positive, at_most
+from tightfit.techniques.technique import NUMBER, NonNegative, Positive, at_most
 from tightfit.techniques.trainable import All
 
 if TYPE_CHECKING:

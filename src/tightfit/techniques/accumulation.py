@@ -18,8 +18,8 @@ what they keep for the backward pass lies in memory at once."""
 USUAL_SWEEP = 4
 """Micro-batches of a sweep where a global batch has more than that."""
 LONG_SWEEP = 1 << 17
-"""Tokens of a sweep from which on what it computes takes far longer than the copies of blocks that it waits for; more
-micro-batches would save nothing that shows, and cost memory."""
+"""Tokens of a sweep from which on what it computes takes far longer than the copies of blocks that it waits for, as
+reckoned from cards' data sheets, not yet measured on a GPU; more micro-batches would cost memory."""
 
 
 class Accumulation(Technique):
@@ -86,8 +86,10 @@ class ByBlock(Accumulation):
 
     @classmethod
     def default_setting(cls, recipe: Recipe, device: Device) -> Self | None:
-        if not _is_needed(recipe) or recipe.micro_batch_size == "auto":
-            return cls() if _is_needed(recipe) else None
+        if not _is_needed(recipe):
+            return None
+        if recipe.micro_batch_size == "auto":
+            return cls()
         count, tokens = -(-recipe.batch_size // recipe.micro_batch_size), recipe.micro_batch_size * recipe.seq_len
         enough = -(-LONG_SWEEP // tokens)
         if enough <= USUAL_SWEEP:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from tightfit.techniques.precision import Rounding
-from tightfit.techniques.technique import NUMBER, Exactness, Technique, at_most, technique
+from tightfit.techniques.technique import NUMBER, Exactness, NonNegative, Technique, at_most, technique
 
 if TYPE_CHECKING:
     from tightfit.devices import Device
     from tightfit.recipe import Recipe
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER]
-NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
 BlockSize = Annotated[int, Field(ge=32), at_most(2**31 - 1), NUMBER]
 Implementation = Literal["auto", "loop", "foreach", "fused", "apex"]
 
