@@ -21,7 +21,7 @@ from tests.built import built
 from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.techniques.loading import loading
-from tightfit.errors import DataError, MissingLibrary, Refused
+from tightfit.errors import DataError, LostProcess, MissingLibrary, Refused
 from tightfit.tasks import GlobalBatch, MicroBatch, global_batch_of
 from tightfit.techniques.loading import Loading
 from tightfit.training.stopping import StopRequest
@@ -109,7 +109,7 @@ def test_signals_to_stop_are_the_training_process_own(build):
         os.kill(worker, signal.SIGINT)
         assert [int(next(made).origin) for _ in range(6)] == [worker] * 6
         os.kill(worker, signal.SIGTERM)  # the handler that a fork inherits would go on
-        with pytest.raises(RuntimeError, match="DataLoader worker"):
+        with pytest.raises(LostProcess, match=r"^loading\.workers: a process that prepares data was killed"):
             list(made)
 
 
