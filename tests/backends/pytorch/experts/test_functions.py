@@ -72,6 +72,14 @@ def test_the_function_that_ran_is_told(kind, told):
     assert step.experts_functions == (told,)
 
 
+def test_experts_whose_rows_are_not_aligned_go_one_by_one():
+    model = moe_model("mixtral", intermediate_size=49)
+    step = moe_step("mixtral", model)
+    step(ragged(WHOLE), 1e-3)
+
+    assert step.experts_functions == ("a loop over experts",)
+
+
 def test_experts_are_found_by_their_shape():
     model = moe_model("every other layer")
     assert [type(experts).__name__ for experts in experts_of(model)] == ["Qwen3MoeExperts"] * 2
