@@ -55,6 +55,7 @@ LAYERS = (
     ("tightfit.recipe.hf_arguments",),
     ("tightfit.recipe.sections",),
     ("tightfit.recipe.yaml",),
+    ("tightfit.recipe.yaml_text",),
     ("tightfit.recipe.best_metric",),
     ("tightfit.recipe.hf_arguments.table",),
     ("tightfit.recipe.hf_arguments.sft", "tightfit.recipe.synonyms"),

@@ -15,7 +15,8 @@ from tests.test_techniques import RUNGS
 from tightfit.bundled import bundled_recipes
 from tightfit.recipe import Recipe
 from tightfit.recipe.json_schema import recipe_schema
-from tightfit.recipe.yaml import apply_overrides, read_yaml
+from tightfit.recipe.yaml import apply_overrides
+from tightfit.recipe.yaml_text import read_yaml
 from tightfit.techniques import VARIANTS
 
 SCHEMA = recipe_schema()

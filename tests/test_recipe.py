@@ -16,7 +16,8 @@ from tightfit.errors import RecipeError, UnknownRecipe, closest
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.recipe.lookup import as_recipe, load_recipe
-from tightfit.recipe.yaml import apply_overrides, to_yaml
+from tightfit.recipe.yaml import apply_overrides
+from tightfit.recipe.yaml_text import read_yaml, to_yaml
 from tightfit.techniques import SLOTS, VARIANTS
 
 CPU = Device(kind="cpu", name="CPU", memory_bytes=1 << 34)
@@ -233,7 +234,7 @@ LAUGHS = "\n".join(["a0: &a0 [ha, ha]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}
 
 
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "model: [", "model: gpt2\n  x: 1\n", "1: 2\n",
-                                  "seed: 2026-99-99\n", "seed: 1\nseed: 2\n", "model_overrides: " + "[" * 3000,
+                                  "seed: " + "9" * 5000, "seed: 1\nseed: 2\n", "model_overrides: " + "[" * 3000,
                                   "model_overrides: &a {x: *a}\n", LAUGHS])
 def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str):
     (tmp_path / "bad.yaml").write_text(text)
@@ -288,13 +289,16 @@ def test_one_tracker_may_be_written_as_a_string():
     assert Recipe.from_dict(apply_overrides({}, ["report_to=tensorboard"])).report_to == ("tensorboard",)
 
 
-def test_text_that_only_looks_like_a_date_stays_text():
-    assert apply_overrides({}, ["sample_prompt=2026-99-99"]) == {"sample_prompt": "2026-99-99"}
-
-
-def test_numbers_without_a_dot_are_numbers():
-    assert apply_overrides({}, ["model_overrides={eps: 2E+1}"]) == {"model_overrides": {"eps": 20.0}}
-    assert apply_overrides({}, ["model_overrides.eps=-1e-6"]) == {"model_overrides": {"eps": -1e-6}}
+@pytest.mark.parametrize(("text", "value"), [
+    ("010", 10), ("-08", -8), ("1_000", 1000), ("0x1F", 31), ("0o17", 15), ("2E+1", 20.0), ("-1e-6", -1e-6),
+    ("1.5e3", 1500.0), (".5", 0.5), ("5.", 5.0), ("-.inf", float("-inf")), ("1:30", "1:30"), ("1:30.5", "1:30.5"),
+    ("2026-01-01", "2026-01-01"), ("2026-99-99", "2026-99-99"), ("0b11", "0b11"), ("1_", "1_"), ("off", False),
+])  # fmt: skip
+def test_numbers_are_read_as_people_write_them(text, value):
+    ((_, found),) = apply_overrides({}, [f"model_overrides.eps={text}"])["model_overrides"].items()
+    assert (found, type(found)) == (value, type(value))
+    assert read_yaml(f"eps: {text}") == {"eps": value}
+    assert read_yaml(to_yaml({"eps": value, "text": text})) == {"eps": value, "text": text}
 
 
 def test_a_colon_without_its_space_is_told():

@@ -29,7 +29,7 @@ from tightfit.recipe.hf_arguments.table import (
     SPELLED,
     arguments_of,
 )
-from tightfit.recipe.yaml import read_yaml, to_yaml
+from tightfit.recipe.yaml_text import read_yaml, to_yaml
 
 BESIDE = [field for field in Recipe.model_fields if not arguments_of(field)]
 """Fields of a recipe that no argument holds: model, data, and what tightfit alone has."""

@@ -12,7 +12,7 @@ from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import as_recipe
 from tightfit.recipe.sections import SCHEDULE_ARGUMENTS, Schedule
-from tightfit.recipe.yaml import to_yaml
+from tightfit.recipe.yaml_text import to_yaml
 from tightfit.training.schedule import learning_rate
 
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -29,7 +29,7 @@ from tightfit.planning.search.overview import Overview
 from tightfit.planning.whole_run import parse_price, parse_tokens, steps_of
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
-from tightfit.recipe.yaml import to_yaml
+from tightfit.recipe.yaml_text import to_yaml
 
 EVERY_GPU = "all"
 Answer = TypeVar("Answer", ReadablePlan, Comparison, Overview)

@@ -15,7 +15,7 @@ from tightfit.display.words import as_written, columns, copy_columns, fits, head
 from tightfit.page import UNPRINTABLE, label_of, render, styled
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
-from tightfit.recipe.yaml import to_yaml
+from tightfit.recipe.yaml_text import to_yaml
 from tightfit.text import percent, seconds, size
 
 CHOSEN, FITTING, TOO_LARGE = "#d55e00", "#1fb58f", "#9a9a9a"

@@ -23,7 +23,7 @@ from tightfit.display.memory_bar import host_memory_of_each, host_parts_of, lege
 from tightfit.display.words import Column, as_written, batches, columns, copy_columns, heading, marks, rank
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
-from tightfit.recipe.yaml import to_yaml
+from tightfit.recipe.yaml_text import to_yaml
 from tightfit.text import size
 
 BAR_CELLS = (20, 48)

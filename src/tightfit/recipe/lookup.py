@@ -12,7 +12,8 @@ from tightfit.model_facts import facts_of, model_facts
 from tightfit.models import FACTORY, HUB_ID
 from tightfit.recipe.model_defaults import with_defaults, with_task
 from tightfit.recipe.schema import Recipe
-from tightfit.recipe.yaml import apply_overrides, read_yaml
+from tightfit.recipe.yaml import apply_overrides
+from tightfit.recipe.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

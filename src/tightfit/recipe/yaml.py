@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, PlainSerializer, RootModel, ValidationError
 
 from tightfit.errors import RecipeError, cut, nearest, shown
+from tightfit.recipe.yaml_text import load
 from tightfit.techniques import VARIANTS, Technique
 
 SHORT_FORMS: dict[tuple[str, str], dict[str, Any]] = {
@@ -153,82 +153,6 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
     return f"{path}: {shown(error['input'])} should be {message}"
 
 
-PLAIN = yaml.SafeLoader.yaml_implicit_resolvers
-NO_DOT = ("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"))
-"""Numbers such as 1e-6, which YAML 1.1 takes for texts because they have no dot."""
-RESOLVERS = {**PLAIN, **{first: [NO_DOT, *PLAIN.get(first, ())] for first in "-+0123456789"}}
-"""YAML's rules for the types of plain values, by their first character."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's plain values; a key that stands twice in a mapping is refused, where the last would win, and so is what
-    looks like one and its value, as in `{n_layer:2}`, and is a key alone."""
-
-    yaml_implicit_resolvers = RESOLVERS
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge")]
-        seen: set[str] = set()
-        for key in keys:
-            if key.value in seen:
-                raise RecipeError(f"{key.value!r} is written twice; keep one")
-            seen.add(key.value)
-        plain = [key for key, value in node.value if isinstance(key, yaml.ScalarNode) and not key.style
-                 and isinstance(value, yaml.ScalarNode) and not (value.value or value.style)]
-        for key in plain:
-            name, _, rest = key.value.partition(":")
-            if rest:
-                raise RecipeError(f"{cut(key.value)!r} has no space behind the colon; write {cut(name)}: {cut(rest)}")
-        return super().construct_mapping(node, deep)
-
-
-MOST_VALUES = 100_000
-"""More values than a recipe ever has: aliases of lists of aliases make billions of a few lines."""
-
-
-def _count(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Values in a node, those of an alias counted wherever it stands."""
-    if id(node) not in counted:
-        counted[id(node)] = MOST_VALUES + 1  # which one that holds itself has as well
-        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-        pairs = (each if isinstance(each, tuple) else (each,) for each in inner)
-        counted[id(node)] = 1 + sum(_count(each, counted) for pair in pairs for each in pair)
-    return counted[id(node)]
-
-
-def _load(text: str) -> Any:
-    """A YAML text's value. Raises RecipeError, YAMLError, or ValueError for what only looks like a date."""
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _count(node, {}) > MOST_VALUES:
-            raise RecipeError(f"more than {MOST_VALUES:,} values, each *alias counted wherever it stands; write fewer")
-        return loader.construct_document(node)
-    except RecursionError:
-        raise RecipeError(f"{shown(text)} is nested too deeply") from None
-    finally:
-        loader.dispose()
-
-
-def read_yaml(text: str, origin: str = "", example: str = "model: gpt2") -> dict[str, Any]:
-    """A file's plain values. Raises RecipeError, which begins with `origin`, for what is no mapping as the `example`.
-    """
-    origin = origin and f"{origin}: "
-    try:
-        values = _load(text)
-    except RecipeError as error:
-        raise RecipeError(f"{origin}{error}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
-        raise RecipeError(f"{origin}not YAML: {' '.join(str(error).split())}") from None
-    if values is None:
-        raise RecipeError(f"{origin}the file is empty; write at least `{example}`")
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise RecipeError(f"{origin}it should be a mapping of fields to values, such as `{example}`")
-    return values
-
-
 def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Plain recipe values with `key=value` texts applied in order; dots reach into mappings.
 
@@ -246,10 +170,10 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
             raise RecipeError(f"{shown(text)}: write key=value, such as max_steps=100")
         as_it_stands = key in TEXT_FIELDS and raw not in ("", "null") and raw[0] not in "'\""
         try:
-            value = raw if as_it_stands else _load(raw) if raw else None
+            value = raw if as_it_stands else load(raw) if raw else None
         except RecipeError as error:
             raise RecipeError(f"{key}: {error}") from None
-        except (yaml.YAMLError, ValueError):  # text that only looks like YAML, or like a date
+        except (yaml.YAMLError, ValueError):  # text that only looks like YAML, or like a number
             value = raw
         *parents, last = path = key.strip().split(".")
         place = result
@@ -284,13 +208,3 @@ def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:
         hint = f"; write model_overrides.{cut(text.partition('.')[2])}" if field == "model" else ""
         raise RecipeError(f"{shown(text)}: {field} is {shown(value)}, which has no fields{hint}")
     return {}
-
-
-def to_yaml(values: Mapping[str, Any]) -> str:
-    """Plain values as YAML text, a field a line, in the order given."""
-    # A mapping of nothing but plain values is written in braces, and so the outermost one, were all written at once.
-    return "".join(
-        yaml.safe_dump({field: value}, sort_keys=False, allow_unicode=True, width=100,
-                       default_flow_style=None if isinstance(value, dict | list | tuple) else False)
-        for field, value in values.items()
-    )

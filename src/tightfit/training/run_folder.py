@@ -18,7 +18,7 @@ from typing import Any
 from tightfit.errors import CheckpointError, RecipeError
 from tightfit.files import WRITING, remove_unfinished, write_atomically
 from tightfit.recipe import Recipe
-from tightfit.recipe.yaml import read_yaml, to_yaml
+from tightfit.recipe.yaml_text import read_yaml, to_yaml
 from tightfit.system import lock_file
 
 RECIPE, METRICS, SUMMARY, CHECKPOINTS, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "checkpoints", "model"

@@ -28,7 +28,7 @@ from tightfit.profiling.report.copies import lanes_of, without_lanes
 from tightfit.profiling.report.memory import MemoryCurve, curves
 from tightfit.profiling.step import ByPhase, ProfiledStep, module_of, op_class, op_groups, seconds_by, steps_of
 from tightfit.recipe import Recipe
-from tightfit.recipe.yaml import to_yaml
+from tightfit.recipe.yaml_text import to_yaml
 from tightfit.trace import CATEGORY_NAMES, WALL_PHASES, Place
 from tightfit.training.record import LOGGED, Record
 

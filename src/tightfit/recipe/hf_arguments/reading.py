@@ -11,7 +11,7 @@ from typing import Any
 
 from tightfit.errors import RecipeError
 from tightfit.recipe.hf_arguments import sft, table
-from tightfit.recipe.yaml import read_yaml
+from tightfit.recipe.yaml_text import read_yaml
 
 RENAMED: Mapping[str, str] = {
     "evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu",
