@@ -234,7 +234,23 @@ def test_an_unknown_dataset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     message = refused("cannot be read as a Hugging Face dataset", "nobody/nothing")
     assert "'nobody/nothing'" in message
+    assert "it is not cached, and the Hugging Face hub cannot be reached" in message
     refused("did you mean 'stdlib'", "stdlb")
+
+
+def test_a_dataset_of_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load_dataset(*args: Any, **kwargs: Any) -> Any:
+        assert datasets.config.HF_HUB_OFFLINE  # else the library's client tries again for half a minute
+        raise ConnectionError
+
+    monkeypatch.setattr("tightfit.hub.getproxies", lambda: {"https": "http://127.0.0.1:9"})
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    refused("it is not cached, and the Hugging Face hub cannot be reached", "nobody/nothing")
+    assert not datasets.config.HF_HUB_OFFLINE
 
 
 def test_a_hugging_face_dataset_is_asked_for_by_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:

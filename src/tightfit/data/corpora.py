@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,23 +204,40 @@ def _load(data: Data, saved: Path | None, cache_dir: Path) -> Any:
     or on the network."""
     import datasets
 
+    from tightfit.hub import only_local
+
     try:
         if saved is None:
             kept = str(cache_dir / "datasets")
-            return datasets.load_dataset(data.source, data.config, split=data.split, cache_dir=kept)
+            with _offline(datasets.config) if only_local(data.source) else nullcontext():
+                return datasets.load_dataset(data.source, data.config, split=data.split, cache_dir=kept)
         splits = datasets.load_from_disk(str(saved))
     except Exception as error:
         close = closest(data.source, ("stdlib", "dummy", *(entry.name for entry in Path().iterdir())))
         meant = f"did you mean {close!r}?" if close else "write data=<a file or folder>, or data=stdlib"
+        reason = one_line(error)
+        if isinstance(error, ConnectionError):
+            reason = "it is not cached, and the Hugging Face hub cannot be reached"
         raise DataError(
             f"data: {data.source!r} is not a file or folder here, and cannot be read as a Hugging Face dataset: "
-            f"{one_line(error)}; {meant}"
+            f"{reason}; {meant}"
         ) from None
     if not isinstance(splits, datasets.DatasetDict):
         return splits
     if data.split not in splits:
         raise DataError(f"data.split: {saved} has no split {data.split!r}; {nearest(data.split, splits)}")
     return splits[data.split]
+
+
+@contextmanager
+def _offline(config: Any) -> Iterator[None]:
+    """Context in which the library `datasets`, of that configuration, reads its cache alone, as no argument asks of
+    it."""
+    said, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = said
 
 
 def _dataset(name: str, dataset: Any, wanted: Wanted, data: Data) -> Corpus:
