@@ -108,3 +108,8 @@ def test_the_recipe_that_cannot_be_planned_is_named(recipes, run, words, says):
     assert (status, out) == (2, "")
     assert says in err
     assert ("predicting a step" in err) == (words == ["precision=fp8"])  # both are read before either is predicted
+
+
+def test_a_recipe_that_is_missing_is_named_before_a_gpu_is_asked_for(recipes, run):
+    status, _, err = run("compare", recipes[0], "nothing.yaml")
+    assert (status, err.startswith("tightfit: nothing.yaml: no such recipe file")) == (2, True)

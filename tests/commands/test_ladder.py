@@ -30,6 +30,7 @@ from tightfit.system import SIGNALS
     (["nothing-of-this-name"], "transformer-156m-jax; or a recipe: see tightfit recipes\n"),
     (["acumulation"], "did you mean 'accumulation'?"),
     (["bert-large", "--peer", "hf"], "peer: 'hf'"),
+    (["bert-large", "--list", "--peer", "hf"], "peer: 'hf'"),
     (["bert-large", "--scale", "half"], "scale: 'half' is not a scale; write one of full, reduced, smallest"),
     (["gpt2", "--scale", "reduced"], "scale: 'reduced' is for the ladders that have a name"),
     (["bert-large", "--gpu", "h2000"], "gpu: 'h2000' is not in the catalogue; write a size such as 24GB for a "

@@ -211,6 +211,14 @@ def test_a_folder_of_something_else_is_left_alone(run):
         train(run)
 
 
+def test_a_run_without_its_recipe_is_never_to_be_removed(run):
+    train({**run, "max_steps": 1})
+    (Path(run["output_dir"]) / "recipe.yaml").unlink()
+    with pytest.raises(RecipeError, match=r"put back the recipe\.yaml of the run there, which is missing") as raised:
+        train(run)
+    assert "remove" not in str(raised.value)
+
+
 def test_what_a_killed_process_left_half_written_is_no_content(run):
     folder = Path(run["output_dir"])
     folder.mkdir()

@@ -101,13 +101,14 @@ def _sides(
 ) -> list[Side]:
     """Each recipe, given by its name and the fields to set in it, predicted; all are read first. Raises RecipeError
     that begins with the recipe that cannot be read or planned."""
-    asked, sides = list[tuple[Recipe, Target]](), list[Side]()
+    read, sides = list[Recipe](), list[Side]()
     for name, fields in recipes:
         with _naming(name, fields):
-            recipe = load_recipe(name, fields)
-        target = target_for(recipe, gpu, gpu_memory)
-        asked.append((load_recipe(name, fields, cuda=target.device.kind == "cuda"), target))
-    for (name, fields), (recipe, target) in zip(recipes, asked, strict=True):
+            read.append(load_recipe(name, fields))
+    targets = [target_for(recipe, gpu, gpu_memory) for recipe in read]
+    asked = [load_recipe(name, fields, cuda=target.device.kind == "cuda")
+             for (name, fields), target in zip(recipes, targets, strict=True)]
+    for (name, fields), recipe, target in zip(recipes, asked, targets, strict=True):
         with _naming(name, fields):
             sides.append(_side(recipe, target, log))
     return sides

@@ -41,18 +41,18 @@ def run_ladder(
     fields = [word for word in overrides if word.partition("=")[0] != OUTPUT]
     given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == OUTPUT]
     ladder, fields = _ladder(name, fields)
-    if listed:
-        print(*(rung.name for rung in ladder.rungs), sep="\n")
-        return 0
     chosen = _scale(scale, ladder)
     for peer in peers:
         if peer not in PEERS:
             raise RecipeError(f"peer: {peer!r} is not a known trainer; {nearest(peer, PEERS)}")
-    if peers:
-        check_rows(ladder.recipe(ladder.rungs[0], overrides=fields))  # said before the minutes that rungs take
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
     if gpu is not None:
         card(gpu)  # an unknown name is said before anything runs
+    if listed:
+        print(*(rung.name for rung in ladder.rungs), sep="\n")
+        return 0
+    if peers:
+        check_rows(ladder.recipe(ladder.rungs[0], overrides=fields))  # said before the minutes that rungs take
     limit = limit or RUNG_SECONDS
     machine = this_machine(ladder.recipe(ladder.rungs[0], chosen or "reduced", fields), limit)
     if memory is not None and machine.kind != "cuda":

@@ -126,10 +126,10 @@ class RunFolder:
         from tightfit.profiling import is_profile_file
 
         if others := sorted(name for name in names if not is_profile_file(name)):
-            raise RecipeError(
-                f"output_dir: {self.path} is not empty (it holds {', '.join(others[:3])}); write output_dir=... "
-                "elsewhere, or remove it"
-            )
+            of_run = RECIPE not in others and not {METRICS, SUMMARY, CHECKPOINTS}.isdisjoint(others)
+            lost = f", or put back the {RECIPE} of the run there, which is missing, to resume it" if of_run else ""
+            raise RecipeError(f"output_dir: {self.path} is not empty (it holds {', '.join(others[:3])}); "
+                              f"write output_dir=... elsewhere{lost}")
 
     def require_kept(self) -> None:
         """Raises CheckpointError where the run's folder, or the recipe in it, was removed since the run began."""
