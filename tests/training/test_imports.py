@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MOST = 114
+MOST = 115
 """Modules of ours in a process that trained on a processor."""
 
 UNNEEDED = (
