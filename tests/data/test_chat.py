@@ -264,6 +264,7 @@ def row_of(turns: Any) -> list[dict[str, Any]]:
     (row_of([{"content": "a"}]), CHATML, "message 1 of .*row 2 is .*, without a role"),
     (row_of("hello"), CHATML, "row 2 holds text that is no JSON list"),
     (row_of(None), CHATML, "row 2 holds None, and no list of messages"),
+    (CHATS, "{% if m %}\n{{ m.content }", "the chat template is no Jinja, line 2: unexpected '}'; mend it"),
     (CHATS, "{{ raise_exception('only one turn') }}", "the chat template refuses .*only one turn"),
     (CHATS, "{{ messages | map(attribute='content') | join | length }}" + CHATML,
      "an assistant's turn of .*row 1 cannot be found.*generation"),

@@ -202,6 +202,7 @@ class _Template:
     def _written(self, conversation: Conversation, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """The text of a conversation, and where the template's marks lie. prompt: with what begins the assistant's
         turn."""
+        from jinja2 import TemplateSyntaxError
         from transformers.utils.chat_template_utils import render_jinja_template  # slow as a tokenizer's own library
 
         messages = conversation.messages
@@ -212,11 +213,14 @@ class _Template:
                 [messages], tools=conversation.tools, chat_template=self._source,
                 return_assistant_tokens_mask=self._marked, add_generation_prompt=prompt, **self._special_tokens,
             )  # fmt: skip
+        except TemplateSyntaxError as error:
+            raise DataError(f"data.messages: the chat template is no Jinja, line {error.lineno}: {one_line(error)}; "
+                            "mend it, or write data.chat_template=<another>") from None
         except Exception as error:  # of Jinja, and of the template's own
             if conversation != (textual := arguments_as_text(conversation)):
                 return self._written(textual, prompt=prompt)
             raise DataError(f"data.messages: the chat template refuses {conversation.origin}: {one_line(error)}; "
-                            "change that row, or write data.chat_template=<another>") from None
+                            "change that, or write data.chat_template=<another>") from None
         return text, spans[0] if self._marked else []
 
 
