@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from pickle import UnpicklingError
 from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -42,6 +43,7 @@ def only_local(name: str) -> bool:
 def explain_hub_error(name: str, error: BaseException) -> str:
     """One sentence for what went wrong while a folder or a Hugging Face model was read, and what to do."""
     from huggingface_hub import errors
+    from safetensors import SafetensorError
 
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
@@ -59,6 +61,18 @@ def explain_hub_error(name: str, error: BaseException) -> str:
     ):
         if any(isinstance(cause, kinds) for cause in causes):
             return f"{where} {sentence}"
+    if isinstance(error, UnpicklingError):
+        return (f"model: the pickled weights of {name!r} hold more than tensors, or are damaged, and are not read; "
+                "write a model with safetensors, or pretrained=false")
+    if isinstance(error, SafetensorError) or "PytorchStreamReader" in str(error):
+        return damaged_weights(name, error)
     if "trust_remote_code" in str(error):
         return f"{where} comes with Python code of its own; read it, then write trust_remote_code=true"
     return f"{where} cannot be read: {one_line(error)}"
+
+
+def damaged_weights(name: str, error: BaseException) -> str:
+    """One sentence for weights of a folder or a Hugging Face model that are cut off or otherwise damaged."""
+    again = "save, copy or download that folder again" if Path(name).is_dir() else (
+        f"download them again by: hf download {name} --force-download")
+    return f"model: the weights of {name!r} are damaged ({one_line(error)}); {again}, or write pretrained=false"

@@ -156,9 +156,11 @@ def test_broken_weights(tmp_path: Path) -> None:
     for name in ("llama", "ours"):
         model = tiny_model("llama") if name == "llama" else build("transformer-156m", model_overrides=SMALL_OURS).model
         save_model(model, tmp_path / name)
-        (tmp_path / name / "model.safetensors").write_bytes(b"not weights")
-        with pytest.raises(ModelError, match=r"^model: .*"):
-            build(str(tmp_path / name))
+        whole = (tmp_path / name / "model.safetensors").read_bytes()
+        for broken in (b"not weights", whole[: len(whole) // 2]):
+            (tmp_path / name / "model.safetensors").write_bytes(broken)
+            with pytest.raises(ModelError, match=r"^model: the weights of .* are damaged \(.*; save, copy or download"):
+                build(str(tmp_path / name))
 
 
 class Touch:
@@ -207,6 +209,16 @@ def test_stored_weights_that_overrides_leave_no_place_for_are_counted(tmp_path: 
     assert note.startswith(f"not used of what is stored with {tmp_path}: 18 weights, model.layers.1.input_layernorm.")
     assert "model_overrides" in note
     assert build(str(tmp_path)).notes == build(str(tmp_path), model_overrides={"attention_dropout": 0.1}).notes == ()
+
+
+def test_stored_blocks_that_the_configuration_does_not_count_are_counted(tmp_path: Path) -> None:
+    save_model(tiny_model("bert", "masked-lm", num_hidden_layers=3), tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "num_hidden_layers": 1}))
+    for task in ("masked-lm", "sequence-classification"):
+        *_, note = build(str(tmp_path), task).notes
+        assert note.startswith(f"not used of what is stored with {tmp_path}: 32 weights, bert.encoder.layer.1.att")
+        assert note.endswith("to train the whole stored model, write its number of layers there")
 
 
 def test_a_head_that_another_task_leaves_behind_is_not_remarked_on(tmp_path: Path) -> None:

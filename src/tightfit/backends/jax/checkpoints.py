@@ -22,6 +22,7 @@ from tightfit.backends.jax.network import Network
 from tightfit.backends.jax.update import State
 from tightfit.errors import CheckpointError, ModelError, one_line
 from tightfit.files import follow_umask
+from tightfit.hub import damaged_weights
 from tightfit.models import OUR_TRANSFORMER, TransformerConfig
 from tightfit.tasks import Array
 
@@ -33,7 +34,9 @@ def read_weights(network: Network, folder: Path) -> dict[str, Array]:
     """The stored weights, layers stacked, in fp32. Raises ModelError naming what is missing or of another shape."""
     try:
         stored = dict(_stored(network, folder))
-    except (OSError, SafetensorError) as error:
+    except SafetensorError as error:
+        raise ModelError(damaged_weights(str(folder), error)) from error
+    except OSError as error:
         raise ModelError(f"model: the weights in {str(folder)!r} cannot be read: {one_line(error)}") from error
     needed = {full: weight.shape for name, weight in network.weights.items() for full in network.checkpoint_names(name)}
     if stored.keys() != needed.keys():

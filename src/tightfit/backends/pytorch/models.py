@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,8 @@ from tightfit.text import counted
 WEIGHTS_FILE = "model.safetensors"
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 """Names of a folder's weights."""
+NUMBER = re.compile(r"\.\d+\.")
+"""A block's number in a weight's name."""
 
 SEES_BOTH_SIDES = frozenset({"xlnet", "xlm", "flaubert", "big_bird", "megatron-bert", "rembert", "roformer", "cpmant",
                              "prophetnet"})
@@ -186,9 +188,6 @@ def _from_stored(
                 name, config=config, dtype=dtype, trust_remote_code=recipe.trust_remote_code,
                 ignore_mismatched_sizes=True, output_loading_info=True, local_files_only=only_local(name),
             )
-    except UnpicklingError as error:
-        raise ModelError(f"model: the pickled weights of {name!r} hold more than tensors, or are damaged, and are not "
-                         "read; write a model with safetensors, or pretrained=false") from error
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
         unserved = isinstance(error, ValueError) and "Unrecognized configuration class" in str(error)
         message = _explain_build(recipe, config, task, error) if unserved else explain_hub_error(name, error)
@@ -205,11 +204,15 @@ def _from_stored(
     if drawn:
         notes.append(note := DrawnAtRandom(f"not stored with {name}, so drawn at random: {', '.join(drawn)}"))
         note.names = drawn
-    unused = sorted(loading["unexpected_keys"])
-    if unused and recipe.model_overrides:  # else what was trained for another task leaves its head behind
+    unused, asks, remedy = sorted(loading["unexpected_keys"]), "model_overrides asks for", "leave it out"
+    if not recipe.model_overrides:  # what was trained for another task leaves its head behind, but no blocks
+        blocks = {NUMBER.sub(".", key) for key in model.state_dict()}
+        unused = [key for key in unused if NUMBER.sub(".", key) in blocks]
+        asks, remedy = "its config.json describes", "write its number of layers there"
+    if unused:
         notes.append(f"not used of what is stored with {name}: {counted(len(unused), 'weight')}, "
-                     f"{', '.join(unused[:3])}{', ...' * (len(unused) > 3)}; the model that model_overrides asks for "
-                     "has no place for them: to train the whole stored model, leave it out")
+                     f"{', '.join(unused[:3])}{', ...' * (len(unused) > 3)}; the model that {asks} has no place for "
+                     f"them: to train the whole stored model, {remedy}")
     return model.to(device), notes
 
 
@@ -217,13 +220,16 @@ def _our_transformer(
     config: TransformerConfig, folder: Path | None, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
     from tightfit.backends.pytorch.transformer import Transformer
+    from tightfit.hub import damaged_weights
 
     with torch.device(device), local_torch_dtype(dtype):  # it has no buffers that this could round
         model = Transformer(config)
     if folder is not None:
         try:
             load_safetensors(model, folder / WEIGHTS_FILE, device=str(device))
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except SafetensorError as error:
+            raise ModelError(damaged_weights(str(folder), error)) from error
+        except (OSError, RuntimeError) as error:
             raise ModelError(f"model: the weights in {str(folder)!r} do not fit: {one_line(error)}; take back "
                              "model_overrides, or write pretrained=false") from error
     return model
