@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from traceback import clear_frames
@@ -114,15 +115,29 @@ def ending(error: BaseException) -> tuple[str, int]:
     causes = (error, error.__cause__, left and left.__cause__)  # as it comes, as pydantic wraps it, and as typer does
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         return "interrupted", 130
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        return "too many files are open for this process's limit; allow more by: ulimit -n 1024", 2
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        return "no space is left where the output goes, which may be cut short; free some, or write it elsewhere", 2
+    if isinstance(error, OSError) and (advice := limit_advice(error, "write elsewhere")):
+        where = "" if error.filename is None else f"{error.filename}: "
+        return f"{where}{error.strerror}, and what was being written may be cut short; {advice}", 2
     if isinstance(error, RuntimeError) and "home directory" in str(error):  # as pathlib says it
         return "caches have no place, for this user has no home folder; set HOME, or USERPROFILE on Windows", 2
     if not isinstance(error, TightfitError):
         raise error
     return str(error), error.status
+
+
+def limit_advice(error: BaseException, elsewhere: str) -> str:
+    """Advice on the limit of the system's that an error names: of space, for which one may also write `elsewhere`, of a
+    file's size, or of open files. Empty for another error."""
+    room, files = f"free some space, or {elsewhere}", "allow more open files by: ulimit -n 1024"
+    limits = {errno.ENOSPC: room, errno.EDQUOT: room, errno.EFBIG: "allow larger files by: ulimit -f unlimited",
+              errno.EMFILE: files, errno.ENFILE: files}
+    return next((advice for number, advice in limits.items()  # libraries in Rust give the text alone
+                 if getattr(error, "errno", None) == number or os.strerror(number) in str(error)), "")
+
+
+def remedy(error: OSError, elsewhere: str) -> str:
+    """Advice on what cannot be written: on the limit that the error names, or to write `elsewhere`."""
+    return limit_advice(error, elsewhere) or elsewhere
 
 
 @contextmanager
@@ -131,7 +146,8 @@ def writing(what: str, advice: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ReportError(f"{what} cannot be written ({error.strerror or error}); {advice}") from None
+        raise ReportError(f"{what} cannot be written ({error.strerror or error}); "
+                          f"{remedy(error, advice)}") from None
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 from pathlib import Path
@@ -83,14 +84,19 @@ def test_all_broken_is_an_error_and_none_is_none(tmp_path):
         checkpoints.newest(tmp_path, lambda text: None)
 
 
-def test_a_full_disk_leaves_the_older_ones_and_nothing_half_written(tmp_path):
+@pytest.mark.parametrize(("number", "advice"), [
+    (errno.ENOSPC, "No space left on device; older checkpoints are untouched; free some space, or write output_dir="),
+    (errno.EFBIG, "File too large; older checkpoints are untouched; allow larger files by: ulimit -f unlimited"),
+    (errno.EROFS, "Read-only file system; older checkpoints are untouched; write output_dir="),
+])
+def test_a_full_disk_leaves_the_older_ones_and_nothing_half_written(tmp_path, number, advice):
     checkpoints.save(tmp_path, 1, write(b"first"), {})
 
     def full(folder: Path):
         (folder / "weights.safetensors").write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
-    with pytest.raises(CheckpointError, match=r"step 2 .*No space left"):
+    with pytest.raises(CheckpointError, match=f"step 2 .*{advice}"):
         checkpoints.save(tmp_path, 2, full, {})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 

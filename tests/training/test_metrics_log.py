@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from importlib import import_module
 from pathlib import Path
 
@@ -37,7 +39,12 @@ def test_a_tracker_that_is_not_there_is_noticed_before_data_is_prepared(tiny, mo
     assert not Path(tiny["output_dir"]).exists()
 
 
-def test_a_full_disk_is_said_with_what_to_do(tiny, monkeypatch):
-    monkeypatch.setattr(MetricsLog, "write", failing(OSError(28, "No space left on device")))
-    with pytest.raises(CheckpointError, match=r"No space left on device\. Free some space, or write output_dir="):
+@pytest.mark.parametrize(("number", "advice"), [
+    (errno.ENOSPC, "No space left on device; free some space, or write output_dir="),
+    (errno.EFBIG, "File too large; allow larger files by: ulimit -f unlimited"),
+    (errno.EMFILE, "Too many open files; allow more open files by: ulimit -n 1024"),
+])
+def test_a_limit_of_the_system_is_said_with_what_to_do(tiny, monkeypatch, number, advice):
+    monkeypatch.setattr(MetricsLog, "write", failing(OSError(number, os.strerror(number))))
+    with pytest.raises(CheckpointError, match=advice):
         Trainer(recipe=tiny).train()

@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_as_the_model_is_written_leaves_the_one_before(tiny
     finish = trainer.finish_model
     for steps, before in ((4, None), (6, b"earlier")):
         monkeypatch.setattr(trainer, "finish_model", failing(OSError(28, "No space left on device")))
-        with pytest.raises(CheckpointError, match=r"model.*Free some space, or write output_dir="):
+        with pytest.raises(CheckpointError, match=r"model.*free some space, or write output_dir="):
             Trainer(recipe={**tiny, "max_steps": steps}).train()
         assert not [*run.glob(".model*")]
         written = run / "model" / "model.safetensors"

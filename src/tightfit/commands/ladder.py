@@ -95,7 +95,7 @@ def _present(run: LadderRun) -> None:
     show(run, Console())
     run.log(f"results: {run.path}")
     path = run.path.with_name(PAGE)
-    with writing(f"{path}: the page", "the results are kept"):
+    with writing(f"{path}: the page", "write output_dir=... elsewhere (the results are kept)"):
         write_atomically(path, page(run))
     run.log(f"page: {path}")
 

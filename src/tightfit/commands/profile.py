@@ -12,7 +12,7 @@ from rich.console import Console
 from tightfit.backends.measurements import Measurement
 from tightfit.commands.report import run_report
 from tightfit.doctor.cards import watched
-from tightfit.errors import ReportError, install_command
+from tightfit.errors import ReportError, install_command, remedy
 from tightfit.planner import target_for
 from tightfit.planning.plan import Plan
 from tightfit.profiling import CHROME_TRACE, FOLDER, UNFINISHED, XPLANE
@@ -38,8 +38,8 @@ def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = 
             return run_report(_predicted(name, overrides, gpu, console), output=output)
         folder = _measured(name, overrides, console)
     except OSError as error:
-        raise ReportError(f"{error.filename or output or name}: cannot be written ({error.strerror or error}); free "
-                          "some space, or write another output_dir=...") from None
+        raise ReportError(f"{error.filename or output or name}: cannot be written ({error.strerror or error}); "
+                          f"{remedy(error, 'write another output_dir=...')}") from None
     path = run_report(folder, output=output)
     if (folder / FOLDER / XPLANE).exists():
         Console(soft_wrap=True).print(_how_to_view(folder), markup=False, highlight=False)

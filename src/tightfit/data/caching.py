@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from tightfit.errors import DataError
+from tightfit.errors import DataError, remedy
 from tightfit.files import digest, system_errors
 from tightfit.system import lock_file
 
@@ -55,9 +55,8 @@ def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Re
                 if not folder.is_dir():  # otherwise another process made the same folder first
                     raise
     except OSError as error:
-        raise DataError(
-            f"cache_dir: cannot write {folder}: {error.strerror or error}; write cache_dir=<a folder with room>"
-        ) from None
+        raise DataError(f"cache_dir: cannot write {folder}: {error.strerror or error}; "
+                        f"{remedy(error, 'write cache_dir=<a folder with room>')}") from None
     return read(folder)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.backends.base import GlobalBatchSource
-from tightfit.errors import CheckpointError, one_line
+from tightfit.errors import CheckpointError, one_line, remedy
 from tightfit.files import WRITING, replacing_folder
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, Array
@@ -26,8 +26,8 @@ from tightfit.training.schedule import length_field
 MANIFEST = "checkpoint.json"
 NAME = re.compile(r"step-\d{8,}")
 """A checkpoint's name; a copy by another one, such as `step-00000100.bak`, is its owner's and stays as it is."""
-FREE_SPACE = "Free some space, or write output_dir=... and run again"
-"""Advice where a disk is full."""
+ELSEWHERE = "write output_dir=... and run again"
+"""Advice where a folder cannot be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def save(parent: Path, step: int, write: Callable[[Path], dict[str, Any]], loop:
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint of step {step} could not be written to {parent}: {one_line(error.__cause__ or error)}; "
-            f"older checkpoints are untouched. {FREE_SPACE}"
+            f"older checkpoints are untouched; {remedy(error, ELSEWHERE)}"
         ) from None
     return final
 

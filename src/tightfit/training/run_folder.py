@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightfit.errors import CheckpointError, RecipeError
+from tightfit.errors import CheckpointError, RecipeError, remedy
 from tightfit.files import WRITING, remove_unfinished, write_atomically
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml_text import read_yaml, to_yaml
@@ -49,7 +49,7 @@ def locked(folder: Path) -> Iterator[None]:
             ) from None
         except OSError as error:
             raise RecipeError(f"output_dir: {folder} cannot be written ({error.strerror or error}: {error.filename}); "
-                              "write output_dir=... elsewhere") from None
+                              f"{remedy(error, 'write output_dir=... elsewhere')}") from None
         for name in (RECIPE, METRICS, SUMMARY, PLAN, MODEL):
             remove_unfinished(folder / name)
         try:

@@ -15,7 +15,7 @@ from tightfit.backends import load_backend
 from tightfit.backends.base import Backend
 from tightfit.backends.world import World
 from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
-from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, one_line
+from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, limit_advice, one_line
 from tightfit.files import replacing_folder
 from tightfit.recipe import Recipe
 from tightfit.recipe.sections import GIVEN_ROWS
@@ -106,8 +106,8 @@ class Trainer:
                 try:
                     return self._train_recovering(session, folder, began, world)
                 except (OSError, SafetensorError) as error:
-                    advice = f". {checkpoints.FREE_SPACE}" if "No space left" in str(error) else ""
-                    raise CheckpointError(f"{folder.path}: {one_line(error)}{advice}") from error
+                    advice = limit_advice(error, checkpoints.ELSEWHERE)
+                    raise CheckpointError(f"{folder.path}: {one_line(error)}{advice and f'; {advice}'}") from error
 
     def _train_recovering(self, session: Session, folder: RunFolder, began: float, world: World) -> Summary:
         """`_train`, and on with a recipe that takes less memory where the recipe's own is too much for the device.

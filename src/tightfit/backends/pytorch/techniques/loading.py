@@ -21,7 +21,7 @@ from tightfit.backends.base import GlobalBatchSource
 from tightfit.backends.pytorch.batch import TensorGlobalBatch, tensor_global_batch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.world import lost_process_guard
-from tightfit.errors import Refused, TightfitError
+from tightfit.errors import Refused, TightfitError, limit_advice
 from tightfit.tasks import GlobalBatch
 from tightfit.techniques.loading import Loading
 from tightfit.text import counted
@@ -84,7 +84,7 @@ def _require_pipes(workers: int) -> None:
             pipes += os.pipe()
     except OSError as error:
         raise Refused(f"loading.workers: {counted(workers, 'worker')} cannot be started: {error.strerror}; "
-                      "write loading.workers=0, or allow more by: ulimit -n 1024") from None
+                      f"write loading.workers=0, or {limit_advice(error, '')}") from None
     finally:
         for file in pipes:
             os.close(file)
