@@ -9,15 +9,19 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
 from tightfit.errors import TightfitError, one_line
+from tightfit.system import lock_file
 
 WRITING = ".writing"
 """Suffix of the name of what is not yet whole; where a process was killed, it stays."""
+LOCK = ".lock"
+"""Suffix of the file that is locked while the folder beside it is filled."""
 SYSTEM_ERROR = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
 """The number of the system's error in the messages of libraries written in Rust."""
 
@@ -121,6 +125,31 @@ def remove_unfinished(path: Path) -> None:
         else:
             with suppress(OSError):
                 left.unlink()
+
+
+@contextmanager
+def unfinished_folder(parent: Path, name: str) -> Iterator[Path]:
+    """A temporary folder in `parent`, locked while it is filled and removed in the end; what processes that were killed
+    left of such folders of that name goes first. Raises OSError."""
+    own = f"-{os.getpid()}-"  # whose locks this process could take again: the system's are between processes
+    for left in (path for path in parent.glob(f".{name}-*{LOCK}") if own not in path.name):
+        with suppress(OSError), left.open("r+") as file:  # of one that is being filled, or another user's
+            lock_file(file)
+            shutil.rmtree(left.with_suffix(""), ignore_errors=True)
+            left.unlink()
+    number, path = tempfile.mkstemp(LOCK, f".{name}{own}", parent)
+    lock = parent / Path(path).name
+    temporary = lock.with_suffix("")
+    try:
+        with os.fdopen(number, "r+") as file:
+            with suppress(OSError):  # where the file system knows no locks, nothing is removed
+                lock_file(file)
+            temporary.mkdir()
+            yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            lock.unlink()
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -128,9 +128,13 @@ def test_a_run_may_begin_where_a_profile_was_taken(run, tmp_path):
 
 
 def test_a_run_may_begin_where_a_profile_was_killed(run, tmp_path):
-    (tmp_path / "runs" / "tiny" / "unfinished-a1b2").mkdir(parents=True)
+    killed = tmp_path / "runs" / "tiny" / ".unfinished-profile-1-a1b2"
+    killed.mkdir(parents=True)
+    killed.with_name(f"{killed.name}.lock").touch()
     status, _, err = run("train", "tiny.yaml", "max_steps=1")
     assert (status, "not empty" in err) == (0, False)
+    assert run("profile", "tiny.yaml", "device=cpu")[0] == 0
+    assert not list(killed.parent.glob(f"{killed.name}*"))
 
 
 def test_what_cannot_be_predicted_is_measured_all_the_same(run, monkeypatch, tmp_path):
@@ -148,8 +152,9 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_cut(run, monkeypatch, tmp
     monkeypatch.setattr(step_profiler.shutil, "copyfileobj", failing(OSError(28, "No space left on device")))
     status, _, err = run("profile", "tiny.yaml", "device=cpu")
     assert status == 2
-    assert re.fullmatch(r"tightfit: runs/tiny/unfinished-\w+/trace\.json\.gz: cannot be written \(No space left on "
-                        r"device\); free some space, or write another output_dir=\.\.\.", err.splitlines()[-1])
+    assert re.fullmatch(r"tightfit: runs/tiny/\.unfinished-profile-[\w-]+/trace\.json\.gz: cannot be written "
+                        r"\(No space left on device\); free some space, or write another output_dir=\.\.\.",
+                        err.splitlines()[-1])
     assert list((tmp_path / "runs/tiny").iterdir()) == []
 
 

@@ -38,7 +38,7 @@ def test_what_a_killed_process_left_goes_and_what_another_fills_stays(tmp_path: 
         killed.kill()
         killed.join()
         assert cached(tmp_path / "three", fill, read) == "whole"
-        assert [name[:4] for name in names(tmp_path)] == [".two", ".two", "thre"]
+        assert [f"-{working.pid}-" in name for name in names(tmp_path)] == [True, True, False]
     finally:
         working.kill()
         working.join()

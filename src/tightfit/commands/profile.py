@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
@@ -13,6 +12,7 @@ from tightfit.backends.measurements import Measurement
 from tightfit.commands.report import run_report
 from tightfit.doctor.cards import watched
 from tightfit.errors import ReportError, install_command, remedy
+from tightfit.files import unfinished_folder
 from tightfit.planner import target_for
 from tightfit.planning.plan import Plan
 from tightfit.profiling import CHROME_TRACE, FOLDER, UNFINISHED, XPLANE
@@ -52,8 +52,8 @@ def _measured(name: str, overrides: Sequence[str], console: Console) -> Path:
     folder = run_path(recipe, name)
     folder.mkdir(parents=True, exist_ok=True)
     # The trace lies aside until the rest is there: an interrupted profile leaves the one before it whole.
-    with TemporaryDirectory(dir=folder, prefix=UNFINISHED) as aside, Terminal(console) as terminal:
-        trace = Path(aside, CHROME_TRACE)
+    with unfinished_folder(folder, UNFINISHED) as aside, Terminal(console) as terminal:
+        trace = aside / CHROME_TRACE
         profile, measured, plan = profile_recipe(recipe, listener=terminal, chrome_trace=trace,
                                                  watch=lambda device: watched(device.uuid))
         _kept(profile, measured, plan, folder)

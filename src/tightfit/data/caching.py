@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 from tightfit.errors import DataError, remedy
-from tightfit.files import digest, system_errors
-from tightfit.system import lock_file
+from tightfit.files import digest, system_errors, unfinished_folder
 
 Read = TypeVar("Read")
-LOCK = ".lock"
 
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
@@ -44,7 +39,7 @@ def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Re
             shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _unfinished(folder.name, folder.parent.resolve()) as temporary:
+        with unfinished_folder(folder.parent.resolve(), "unfinished") as temporary:
             made = temporary / folder.name
             made.mkdir()
             with system_errors():
@@ -58,28 +53,3 @@ def cached(folder: Path, fill: Callable[[Path], None], read: Callable[[Path], Re
         raise DataError(f"cache_dir: cannot write {folder}: {error.strerror or error}; "
                         f"{remedy(error, 'write cache_dir=<a folder with room>')}") from None
     return read(folder)
-
-
-@contextmanager
-def _unfinished(name: str, parent: Path) -> Iterator[Path]:
-    """A temporary folder, locked while it is filled and removed in the end; what processes that were killed left of
-    such folders goes first, whatever it was to become."""
-    own = f"-{os.getpid()}-"  # whose locks this process could take again: the system's are between processes
-    for left in (path for path in parent.glob(f".*{LOCK}") if own not in path.name):
-        with suppress(OSError), left.open("r+") as file:  # of one that is being filled, or another user's
-            lock_file(file)
-            shutil.rmtree(left.with_suffix(""), ignore_errors=True)
-            left.unlink()
-    number, path = tempfile.mkstemp(LOCK, f".{name}{own}", parent)
-    lock = Path(path)
-    temporary = lock.with_suffix("")
-    try:
-        with os.fdopen(number, "r+") as file:
-            with suppress(OSError):  # where the file system knows no locks, nothing is removed
-                lock_file(file)
-            temporary.mkdir()
-            yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with suppress(OSError):
-            lock.unlink()

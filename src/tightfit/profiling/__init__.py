@@ -10,10 +10,10 @@ XPLANE = Path("plugins/profile/step/local.xplane.pb")
 """Folder of a profile in which xprof and TensorBoard look for JAX's."""
 AGAINST = "report-against-"
 """Prefix of the names of reports that compare two runs."""
-UNFINISHED = "unfinished-"
-"""Prefix of the folder of a profile that is being made; where its process was killed, it stays."""
+UNFINISHED = "unfinished-profile"
+"""Name of the folder of a profile that is being made; where its process was killed, it stays until the next one."""
 
 
 def is_profile_file(name: str) -> bool:
     """Whether a file or folder of that name, in a run's folder, belongs to a profile."""
-    return name in (FOLDER, REPORT, CHROME_TRACE, MEMORY_RECORD) or name.startswith((AGAINST, UNFINISHED))
+    return name in (FOLDER, REPORT, CHROME_TRACE, MEMORY_RECORD) or name.startswith((AGAINST, f".{UNFINISHED}"))
