@@ -18,11 +18,12 @@ from tests.backends.pytorch.techniques.checkpointing.checkpointing_cases import 
 from tests.failing import failing
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.follow.tracker import Scratch
-from tightfit.backends.pytorch.simulate.compiled import inductor_schedule, regions
+from tightfit.backends.pytorch.simulate.compiled import inductor_schedule
 from tightfit.backends.pytorch.simulate.compiled.region_schedule import Kernel, Output, Schedule, Storage
-from tightfit.backends.pytorch.simulate.compiled.regions import CompiledCall, Graph, Planned, compiling_for
+from tightfit.backends.pytorch.simulate.compiled.regions import Planned, Regions, compiling_for
 from tightfit.backends.pytorch.techniques.checkpointing.memory_budget import memory_budget
 from tightfit.backends.pytorch.techniques.checkpointing.recomputation import compile_module, recompute
+from tightfit.devices import Device
 from tightfit.trace import Op, OpClass, Phase
 
 pytestmark = [
@@ -57,17 +58,21 @@ class Seen:
     kernels: list[Op] = field(default_factory=list)
 
 
-class Calls(list[Seen]):
+def no_scratch(*_: object) -> int:
+    return 0
+
+
+class Calls(Regions, list[Seen]):
     """Calls of compiled graphs; of each the most bytes alive as a kernel ran, where `recorder` counts them."""
 
     recorder: Quiet | None = None
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, gpu: bool = False, scratch: Scratch = no_scratch) -> None:
+        super().__init__(Device(kind="cuda" if gpu else "cpu", name="", memory_bytes=0), scratch)
         self.peaks: list[int] = []
 
-    def begin(self, call: CompiledCall, args: object) -> AbstractContextManager[None]:
-        self.append(Seen(call.direction, call.sure))
+    def begin(self, direction: str, sure: str, args: object) -> AbstractContextManager[None]:
+        self.append(Seen(direction, sure))
         self.peaks.append(0)
         return nullcontext()
 
@@ -77,18 +82,11 @@ class Calls(list[Seen]):
             self.peaks[-1] = max(self.peaks[-1], self.recorder.bytes + kernel.scratch)
 
 
-def no_scratch(*_: object) -> int:
-    return 0
-
-
-def planning_backend(calls: Calls, *, backend: str = "inductor", mode: str = "default", gpu: bool = False,
-                     scratch: Scratch = no_scratch):  # fmt: skip
-    return regions.planning_backend(calls, backend, mode, gpu=gpu, scratch=scratch)
-
-
-def compiled(function: Callable[..., Tensor], **options) -> tuple[Callable[..., Tensor], Calls]:
-    calls = Calls()
-    return torch.compile(function, backend=planning_backend(calls, **options)), calls
+def compiled(
+    function: Callable[..., Tensor], *, backend: str = "inductor", mode: str = "default", **options
+) -> tuple[Callable[..., Tensor], Calls]:
+    calls = Calls(**options)
+    return torch.compile(function, backend=calls.backend(backend, mode)), calls
 
 
 class Step:
@@ -104,7 +102,7 @@ class Step:
             if checkpointed:
                 recompute(self.model, [[block] for block in blocks])
             for block in blocks:
-                compile_module(block, backend=planning_backend(self.calls))
+                compile_module(block, backend=self.calls.backend("inductor", "default"))
             ids = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
             with Quiet() as self.recorder:
                 loss = self.model(input_ids=ids).logits.sum()
@@ -243,7 +241,8 @@ def test_weights_are_saved_without_a_copy():
 def test_a_graph_with_sizes_that_are_not_known_runs_op_by_op():
     with planning(), torch.no_grad():
         calls = Calls()
-        function = torch.compile(lambda x, w: (x @ w).relu(), backend=planning_backend(calls), dynamic=True)
+        backend = calls.backend("inductor", "default")
+        function = torch.compile(lambda x, w: (x @ w).relu(), backend=backend, dynamic=True)
         assert function(torch.empty(8, 16), torch.empty(16, 32)).shape == (8, 32)
     assert calls[0].sure.startswith("its ops one by one")
 
@@ -297,7 +296,7 @@ def test_everything_is_put_back_after_an_error():
 
     modes = torch._C._len_torch_dispatch_stack()
     with pytest.raises(RuntimeError, match="in the report"), planning():
-        torch.compile(lambda x: x.exp(), backend=planning_backend(Failing()))(torch.empty(4))
+        torch.compile(lambda x: x.exp(), backend=Failing().backend("inductor", "default"))(torch.empty(4))
     assert torch._C._len_torch_dispatch_stack() == modes
     assert torch._subclasses.FakeTensorMode is FakeTensorMode
     assert torch._dynamo.config.automatic_dynamic_shapes
@@ -323,7 +322,6 @@ def test_arguments_are_freed_once_they_are_read_for_the_last_time():
     )  # fmt: skip
     calls = Alive()
     with FakeTensorMode(), Quiet() as calls.recorder:
-        (output,) = Graph("forward", schedule, Planned(calls, False, no_scratch, "")).call(
-            [torch.empty(100), torch.empty(1000)])
+        (output,) = Planned(calls, "").run("forward", schedule, [torch.empty(100), torch.empty(1000)])
         assert calls.recorder.bytes == output.nbytes == 5 * F32
     assert calls.peaks[1:] == [(100 + 1000 + 10) * F32, (1000 + 10 + 5) * F32 + 7, (1000 + 5 + 30) * F32]

@@ -17,17 +17,9 @@ from torch._inductor.codegen import wrapper as wrapper_lines
 from torch._inductor.scheduler import BaseSchedulerNode, SchedulerNode
 from torch._inductor.virtualized import V
 
+from tightfit.backends.pytorch.simulate.compiled.region_schedule import Output, Storage
 
-@dataclass(eq=False)
-class Life:
-    """A piece of memory, its first and its last step; `dies` None for an output's. layout: Inductor's."""
-
-    layout: Any
-    born: int
-    dies: int | None = None
-
-
-Place = Life | str
+Place = Storage | str
 """Place of a buffer: memory that the graph allocates, or an argument, by name."""
 
 
@@ -41,9 +33,8 @@ class _Step:
 class Memory:
     """A scheduled graph's memory.
 
-    steps: of each node of the schedule, the step that it runs in. lives: every piece of memory, in order of birth.
-    last_uses: of each argument, by name, the step after which it is freed. outputs: the place of each, and its layout;
-    or None and the value itself.
+    steps: of each node of the schedule, the step that it runs in. storages: every piece of memory, in order of birth.
+    last_uses: of each argument, by name, the step after which it is freed. Raises TypeError for a dynamic size.
     """
 
     def __init__(self, graph: Any, *, grouped: bool, inference: bool) -> None:
@@ -52,18 +43,18 @@ class Memory:
         self._graph, self._scheduler, self._wrapper = graph, graph.scheduler, graph.wrapper_code
         self.steps = list(self._write(grouped))
         self._wrapper.run_wrapper_ir_passes(inference)
-        self.lives: list[Life] = []
+        self.storages: list[Storage] = []
         last = max(self.steps, default=-1)
         self.last_uses = dict.fromkeys(graph.graph_input_names, last)
         self._places: dict[str, Place] = {name: name for name in graph.graph_input_names}
         self._follow(self._wrapper.lines)
         self.outputs = [self._output(value) for value in graph.graph_outputs]
-        returned = {id(place) for place, _ in self.outputs}
-        for life in self.lives:
-            if id(life) in returned:
-                life.dies = None
-            elif life.dies is None:  # the function's end frees it
-                life.dies = max(last, life.born)
+        returned = {output.index for output in self.outputs if output.kind == "storage"}
+        for number, storage in enumerate(self.storages):
+            if number in returned:
+                storage.dies = None
+            elif storage.dies is None:  # the function's end frees it
+                storage.dies = max(last, storage.born)
 
     def _write(self, grouped: bool) -> Iterator[int]:
         """Have the wrapper write what it allocates and frees, with marks where kernels run; the step of each node."""
@@ -124,25 +115,38 @@ class Memory:
                 self._places[line.reused_as.get_name()] = self._places[line.node.get_name()]
             elif _frees(line):
                 place = self._places.get(line.node.get_name())
-                if isinstance(place, Life):
+                if isinstance(place, Storage):
                     place.dies = step
                 elif place is not None:
                     self.last_uses[place] = step
 
     def _allocated(self, buffer: Any, step: int, dies: int | None = None) -> None:
-        life = Life(buffer.get_output_spec(), step, dies)
-        self._places[buffer.get_name()] = life
-        self.lives.append(life)
+        layout = buffer.get_output_spec()
+        made = Storage(size=numbers(layout.size), stride=numbers(layout.stride), dtype=layout.dtype,
+                       device=layout.device, born=step, dies=dies)
+        self._places[buffer.get_name()] = made
+        self.storages.append(made)
 
-    def _output(self, value: Any) -> tuple[Place | None, Any]:
+    def _output(self, value: Any) -> Output:
         if value is None or isinstance(value, ir.NoneAsConstantBuffer):
-            return None, None
+            return Output(kind="value")
         if isinstance(value, ir.ShapeAsConstantBuffer):
-            return None, value.expr
+            value = value.expr
         if not isinstance(value, ir.IRNode):
-            return None, value
-        name = value.get_name()
-        return self._places[self._scheduler.mutation_real_name.get(name, name)], value.get_layout()
+            return Output(kind="value", value=int(value))
+        name, layout = value.get_name(), value.get_layout()
+        place = self._places[self._scheduler.mutation_real_name.get(name, name)]
+        inside = isinstance(place, Storage)
+        return Output(
+            kind="storage" if inside else "input",
+            index=list(self.storages if inside else self.last_uses).index(place),
+            size=numbers(layout.size), stride=numbers(layout.stride), offset=int(layout.offset), dtype=layout.dtype,
+        )
+
+
+def numbers(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Inductor's sizes as numbers. Raises TypeError for a dynamic one."""
+    return tuple(map(int, sizes))
 
 
 def _frees(line: Any) -> bool:

@@ -22,8 +22,8 @@ from torch._inductor.virtualized import V
 
 from tightfit.backends.pytorch.follow.op_classes import class_of
 from tightfit.backends.pytorch.follow.tracker import Scratch
-from tightfit.backends.pytorch.simulate.compiled.inductor_memory import Life, Memory, Place
-from tightfit.backends.pytorch.simulate.compiled.region_schedule import Kernel, Output, Schedule, Storage, called
+from tightfit.backends.pytorch.simulate.compiled.inductor_memory import Memory, numbers
+from tightfit.backends.pytorch.simulate.compiled.region_schedule import Kernel, Schedule, called
 from tightfit.trace import FUSED_PREFIX, Op, OpClass, Phase
 
 Traffic = dict[str, tuple[Any, Any]]
@@ -70,20 +70,11 @@ def inductor_schedule(
     return Schedule(
         kernels=tuple(kernels),
         steps=max(memory.steps, default=-1) + 1,
-        storages=tuple(
-            Storage(size=_numbers(life.layout.size), stride=_numbers(life.layout.stride), dtype=life.layout.dtype,
-                    device=life.layout.device, born=life.born, dies=life.dies)
-            for life in memory.lives
-        ),
+        storages=tuple(memory.storages),
         last_uses=tuple(memory.last_uses.values()),
-        outputs=tuple(_output(memory, place, value) for place, value in memory.outputs),
+        outputs=tuple(memory.outputs),
         sure="Inductor's own schedule of fused kernels" + (", as it makes it for a GPU" if gpu else ""),
     )
-
-
-def _numbers(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Inductor's sizes as numbers. Raises TypeError for a dynamic one."""
-    return tuple(map(int, sizes))
 
 
 def _as_on_gpu() -> dict[str, Any]:
@@ -96,16 +87,6 @@ def _as_on_gpu() -> dict[str, Any]:
     """
     own = {name: getattr(config, f"_{name}_default", None) for name in THRESHOLDS}
     return {"cpu_backend": "triton", **{name: value for name, value in own.items() if value is not None}}
-
-
-def _output(memory: Memory, place: Place | None, value: Any) -> Output:
-    if place is None:
-        return Output(kind="none") if value is None else Output(kind="value", value=int(value))
-    inside = isinstance(place, Life)
-    return Output(
-        kind="storage" if inside else "input", index=list(memory.lives if inside else memory.last_uses).index(place),
-        size=_numbers(value.size), stride=_numbers(value.stride), offset=int(value.offset), dtype=value.dtype,
-    )
 
 
 def _read_kernel(graph: Any, node: BaseSchedulerNode, scratch: Scratch) -> tuple[Op, int] | None:
@@ -129,13 +110,13 @@ def _read_kernel(graph: Any, node: BaseSchedulerNode, scratch: Scratch) -> tuple
     return Op(
         name=FUSED_PREFIX + " ".join(names), tick=0, phase=Phase.FORWARD, op_class=op_class, bytes_read=_bytes(reads),
         bytes_written=_bytes(writes), dtype=str(made[0].dtype).removeprefix("torch.") if made else "",
-        shapes=tuple(_numbers(layout.size) for layout in made),
+        shapes=tuple(numbers(layout.size) for layout in made),
     ), 0
 
 
 def _bytes(traffic: Traffic) -> int:
     """Bytes touched, no more than each buffer has."""
-    return sum(min(int(touched), math.prod(_numbers(layout.size))) * layout.dtype.itemsize
+    return sum(min(int(touched), math.prod(numbers(layout.size))) * layout.dtype.itemsize
                for layout, touched in traffic.values())
 
 

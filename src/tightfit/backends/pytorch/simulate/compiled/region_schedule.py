@@ -17,7 +17,7 @@ from tightfit.backends.pytorch.follow.tracker import Scratch
 from tightfit.trace import Op, Phase
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Storage:
     """Memory that the graph allocates, alive in the steps from `born` to `dies`, both included.
 
@@ -41,11 +41,11 @@ class Output:
     """One output of a graph.
 
     kind: `input`, a tensor on the storage of the argument at `index`; `storage`, one on `Schedule.storages[index]`;
-        `value`, the number `value`; `none`.
+        `value`, the number `value`, or None.
     size, stride, offset, dtype: of the tensor.
     """
 
-    kind: Literal["input", "storage", "value", "none"]
+    kind: Literal["input", "storage", "value"]
     index: int = 0
     size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch._subclasses
@@ -37,42 +37,47 @@ SEARCHED = "; max-autotune may choose other kernels than these, which it finds b
 LAUNCHED_TOGETHER = "; CUDA graphs keep these and their inputs in memory of their own, which is not counted"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompiledCall:
-    """One call of a compiled graph. sure: how sure its figures are, as a sentence."""
+class Regions:
+    """The compiled regions of one prediction, which may take several traces: what one compiled serves the next.
 
-    direction: Direction
-    sure: str
+    `notes` says how sure their figures are, each sentence once.
+    """
 
-    @property
-    def name(self) -> str:
-        return f"compiled {self.direction}"
+    def __init__(self, device: Device, scratch: Scratch) -> None:
+        """scratch: what a library's kernel takes beyond its result while it runs."""
+        self.notes: list[str] = []
+        self.gpu, self.scratch = device.kind == "cuda", scratch
+        self._tracker: Tracker | None = None
 
+    def reporting_to(self, tracker: Tracker) -> CompileBackend:
+        """Maker of torch.compile's backend, by name and mode; from now on calls are reported to `tracker`."""
+        self._tracker = tracker
+        return self.backend
 
-class Reporter(Protocol):
-    """Receiver of calls of compiled graphs, between the allocations and releases that they make."""
+    def backend(self, name: str, mode: str) -> str | CompilerBackend:
+        """Backend for torch.compile in the place of the one of that name in that mode, when tensors are fake.
 
-    def begin(self, call: CompiledCall, args: Sequence[Any]) -> AbstractContextManager[None]:
-        """The context in which a compiled graph runs on its arguments."""
+        The backends that generate no code run the graph's ops one by one: they serve as they are.
+        """
+        if name != "inductor":
+            return "aot_eager" if name == "cudagraphs" else name
+        cuda_graph = self.gpu and mode in ("reduce-overhead", "max-autotune")
+        caveats = (SEARCHED if mode.startswith("max-autotune") else "") + (LAUNCHED_TOGETHER if cuda_graph else "")
+        return Planned(self, caveats)
+
+    def begin(self, direction: Direction, sure: str, args: Sequence[Any]) -> AbstractContextManager[None]:
+        """The context in which a compiled graph runs on its arguments. sure: how sure its figures are, as a sentence.
+        """
+        assert self._tracker is not None
+        note = f"compile: {sure}"
+        if note not in self.notes:
+            self.notes.append(note)
+        return self._tracker.region(f"compiled {direction}", args)
 
     def launch(self, kernel: Kernel) -> None:
         """A kernel runs now."""
-
-
-def planning_backend(
-    reporter: Reporter, backend: str, mode: str, *, gpu: bool, scratch: Scratch
-) -> str | CompilerBackend:
-    """Backend for torch.compile in the place of `backend` in `mode`, when tensors are fake.
-
-    gpu: whether kernels are fused as for a GPU.
-    scratch: what a library's kernel takes beyond its result while it runs.
-    The backends that generate no code run the graph's ops one by one: they serve as they are.
-    """
-    if backend != "inductor":
-        return "aot_eager" if backend == "cudagraphs" else backend
-    cuda_graph = gpu and mode in ("reduce-overhead", "max-autotune")
-    caveats = (SEARCHED if mode.startswith("max-autotune") else "") + (LAUNCHED_TOGETHER if cuda_graph else "")
-    return Planned(reporter, gpu, scratch, caveats)
+        assert self._tracker is not None
+        self._tracker.launch(replace(kernel.op), kernel.scratch)
 
 
 @dataclass(frozen=True)
@@ -80,9 +85,7 @@ class Planned:
     """A backend that plans. Two with the same fields are equal: blocks that are given equal ones share what was
     compiled."""
 
-    reporter: Reporter
-    gpu: bool
-    scratch: Scratch
+    regions: Regions
     caveats: str
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -107,33 +110,46 @@ class Planned:
 
                 schedule = inductor_schedule(
                     module, inputs, inference=bool(facts.get("is_inference")), backward=direction == "backward",
-                    gpu=self.gpu, scratch=self.scratch,
+                    gpu=self.regions.gpu, scratch=self.regions.scratch,
                 )
             except Exception as error:  # private interfaces fail in any way
-                return self._one_by_one(fx.GraphModule(module, untouched), direction, cause(error))
-        return _boxed(Graph(direction, schedule, self).call)
+                return _boxed(partial(self.one_by_one, fx.GraphModule(module, untouched), direction, cause(error)))
+        return _boxed(partial(self.run, direction, schedule))
 
-    def _one_by_one(self, module: fx.GraphModule, direction: Direction, reason: str) -> Callable[..., Any]:
+    def one_by_one(self, module: fx.GraphModule, direction: Direction, reason: str, args: list[Any]) -> Any:
         """Fallback where Inductor's schedule cannot be read: the graph's ops, each followed by itself."""
         sure = f"its ops one by one, with none fused: Inductor's schedule could not be read ({reason})"
+        with self.regions.begin(direction, sure, args):
+            pass  # its ops are seen themselves
+        values = list(args)
+        args.clear()
+        return module(*values)
 
-        def call(args: list[Any]) -> Any:
-            with self.reporter.begin(CompiledCall(direction=direction, sure=sure), args):
-                pass  # its ops are seen themselves
-            values = list(args)
-            args.clear()
-            return module(*values)
+    def run(self, direction: Direction, schedule: Schedule, args: list[Any]) -> list[Any]:
+        """A call of a compiled graph: allocate, launch and free step by step, arguments included, and make the outputs.
+        """
+        sources = {output.index: args[output.index] for output in schedule.outputs if output.kind == "input"}
+        mode = next((value.fake_mode for value in args if isinstance(value, torch._subclasses.FakeTensor)), None)
+        read = _by_last_use(args, schedule.last_uses)
+        running = self.regions.begin(direction, schedule.sure + self.caveats, args)
+        args.clear()
+        alive: dict[int, Tensor] = {}
+        with running, mode or nullcontext(), torch.no_grad():
+            read.pop(-1, None)
+            for number, step in enumerate(schedule.by_step):
+                alive.update((index, schedule.storages[index].allocate()) for index in step.born)
+                for kernel in step.kernels:
+                    self.regions.launch(kernel)
+                for index in step.dying:
+                    del alive[index]
+                read.pop(number, None)
+            return [_make_output(output, sources if output.kind == "input" else alive) for output in schedule.outputs]
 
-        return _boxed(call)
 
-
-def _boxed(graph: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def _boxed(graph: Any) -> Callable[[list[Any]], Any]:
     """A function that takes its arguments in a list, which it empties, as AOTAutograd's graphs do."""
-
-    def call(args: list[Any]) -> Any:
-        return graph(args)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
+    graph._boxed_call = True
+    call: Callable[[list[Any]], Any] = graph
     return call
 
 
@@ -157,36 +173,6 @@ def compiling_for(make_mode: Callable[..., Any]) -> Iterator[None]:
         torch._dynamo.reset()
 
 
-@dataclass
-class Graph:
-    """A compiled graph that is called."""
-
-    direction: Direction
-    schedule: Schedule
-    backend: Planned
-
-    def call(self, args: list[Any]) -> list[Any]:
-        """Allocate, launch and free step by step, arguments included, and make the outputs."""
-        schedule, reporter = self.schedule, self.backend.reporter
-        sources = {output.index: args[output.index] for output in schedule.outputs if output.kind == "input"}
-        mode = next((value.fake_mode for value in args if isinstance(value, torch._subclasses.FakeTensor)), None)
-        read = _by_last_use(args, schedule.last_uses)
-        running = reporter.begin(
-            CompiledCall(direction=self.direction, sure=schedule.sure + self.backend.caveats), args)
-        args.clear()
-        alive: dict[int, Tensor] = {}
-        with running, mode or nullcontext(), torch.no_grad():
-            read.pop(-1, None)
-            for number, step in enumerate(schedule.by_step):
-                alive.update((index, schedule.storages[index].allocate()) for index in step.born)
-                for kernel in step.kernels:
-                    reporter.launch(kernel)
-                for index in step.dying:
-                    del alive[index]
-                read.pop(number, None)
-            return [_make_output(output, sources if output.kind == "input" else alive) for output in schedule.outputs]
-
-
 def _by_last_use(args: Sequence[Any], last_uses: Sequence[int]) -> dict[int, list[Tensor]]:
     """The tensors among a graph's arguments, by the last step that reads them."""
     found = defaultdict[int, list[Tensor]](list)
@@ -197,7 +183,7 @@ def _by_last_use(args: Sequence[Any], last_uses: Sequence[int]) -> dict[int, lis
 
 
 def _make_output(output: Output, bases: dict[int, Tensor]) -> Any:
-    if output.kind in ("value", "none"):
+    if output.kind == "value":
         return output.value
     base = bases[output.index]
     if base.dtype != output.dtype:
@@ -206,31 +192,3 @@ def _make_output(output: Output, bases: dict[int, Tensor]) -> Any:
     if place == (output.size, output.stride, output.offset):
         return base
     return base.as_strided(output.size, output.stride, output.offset)
-
-
-class Regions:
-    """The compiled regions of one prediction, which may take several traces: what one compiled serves the next.
-
-    `notes` says how sure their figures are, each sentence once.
-    """
-
-    def __init__(self, device: Device, scratch: Scratch) -> None:
-        self.notes: list[str] = []
-        self._tracker: Tracker | None = None
-        self._backend = partial(planning_backend, self, gpu=device.kind == "cuda", scratch=scratch)
-
-    def reporting_to(self, tracker: Tracker) -> CompileBackend:
-        """Maker of torch.compile's backend, by name and mode; from now on calls are reported to `tracker`."""
-        self._tracker = tracker
-        return self._backend
-
-    def begin(self, call: CompiledCall, args: Sequence[Any]) -> AbstractContextManager[None]:
-        assert self._tracker is not None
-        note = f"compile: {call.sure}"
-        if note not in self.notes:
-            self.notes.append(note)
-        return self._tracker.region(call.name, args)
-
-    def launch(self, kernel: Kernel) -> None:
-        assert self._tracker is not None
-        self._tracker.launch(replace(kernel.op), kernel.scratch)
