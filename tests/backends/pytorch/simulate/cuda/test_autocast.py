@@ -90,7 +90,7 @@ def test_the_list_is_that_of_the_dispatcher(tmp_path):
     assert set(policies) == own - {"aten::_cudnn_rnn"}  # in a build for CUDA, and for its tensors alone
     assert set(policies.values()) == set(Policy)
     assert policies["aten::pow.Tensor_Scalar"] is Policy.FP32
-    assert policies["aten::norm.ScalarOpt_dim"] is Policy.APPEND_DTYPE
+    assert policies["aten::norm.ScalarOpt_dim"] is Policy.FP32
     shorter = tmp_path / "autocast_mode.h"
     shorter.write_text(HEADER.read_text().replace("_(rsqrt)", ""))
     assert set(policies) - set(cuda_policies(shorter)) == {"aten::rsqrt"}

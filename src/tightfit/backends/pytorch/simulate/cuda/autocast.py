@@ -39,8 +39,6 @@ class Policy(StrEnum):
     """Cast to fp32."""
     SET_DTYPE = "FP32_SET_OPT_DTYPE"
     """Ask for a result in fp32, where no format is asked for."""
-    APPEND_DTYPE = "DIFFERENT_REDISPATCH_SIGNATURE"
-    """Call the overload that takes a format, and ask for fp32."""
     PROMOTE = "PROMOTE"
     """Cast to the widest format among them."""
     BANNED = "BANNED"
@@ -54,26 +52,17 @@ LISTED_APART = {
 }
 """CUDA's ops that are not in the header (aten/src/ATen/autocast_mode.cpp)."""
 
-SHARED = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_convolution.deprecated", "addbmm", "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "conv_tbc",
-        "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input", "linalg_vecdot", "linear", "matmul",
-        "mm", "prelu", "scaled_dot_product_attention",
-    )
-)  # fmt: skip
-"""Ops that the CPU's autocast casts to the lower precision as well, where it lists them."""
-
-WITH_DTYPE = {"aten::norm.Scalar": "ScalarOpt_dtype", "aten::norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
-"""The overload that takes a format, for each op whose policy is to append one."""
+RETURNS_FP32 = "DIFFERENT_REDISPATCH_SIGNATURE"
+"""The header's name of norms that are asked for a result in fp32. Here their arguments are cast: `torch.norm` runs
+other ops."""
 
 
 def cuda_policies(header: Path = HEADER) -> dict[str, Policy]:
     """The ops that CUDA's autocast handles in the running torch, by the dispatcher's name."""
     listed = dict(LISTED_APART)
     for name, body in re.findall(r"#define AT_FORALL_(\w+)\(_\)((?:.*\\\n)*.*)", header.read_text("utf-8")):
-        if name == Policy.APPEND_DTYPE:
-            listed |= {f"aten::{op}": Policy.APPEND_DTYPE for op in re.findall(r'"([\w.]+)"', body)}
+        if name == RETURNS_FP32:
+            listed |= {f"aten::{op}": Policy.FP32 for op in re.findall(r'"([\w.]+)"', body)}
         elif name in set(Policy):
             ops = re.findall(r"_\((\w+)(?:,\s*(\w+))?\)", body)
             listed |= {f"aten::{op}.{overload}".removesuffix("."): Policy(name) for op, overload in ops}
@@ -95,8 +84,8 @@ def autocast_as_on_cuda(device_of: TargetOf) -> Iterator[None]:
     never_compiled(_autocast)
     try:
         for name in sorted(on_cpu | policies.keys()):
-            if name in SHARED and name in on_cpu and policies.get(name) is Policy.LOWER:
-                continue
+            if name in on_cpu and policies.get(name) is Policy.LOWER:
+                continue  # the CPU's list casts these as well
             op = _overload(name)
             before = torch.library.get_kernel(op, AUTOCAST) if name in on_cpu else None
             kernel = partial(_autocast, op, policies.get(name), before, device_of)
@@ -139,8 +128,6 @@ def _run(policy: Policy, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
                          "use binary_cross_entropy_with_logits in the model, or write precision=fp32")
     if policy is Policy.SET_DTYPE:
         return _set_dtype(op, args, kwargs)
-    if policy is Policy.APPEND_DTYPE:
-        return _append_dtype(op, args, kwargs)
     given = _tensors([*args, *kwargs.values()])
     wide = policy is Policy.PROMOTE and any(tensor.dtype == torch.float32 for tensor in given)
     dtype = torch.float32 if wide or policy is Policy.FP32 else torch.get_autocast_dtype("cpu")
@@ -153,14 +140,6 @@ def _set_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if given is None and _eligible(args[0]):
         args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
     return op(*args, **kwargs)
-
-
-def _append_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
-    for argument in op._schema.arguments:  # the other overload has no defaults
-        given.setdefault(argument.name, argument.default_value)
-    dtype = torch.float32 if _eligible(args[0]) else args[0].dtype
-    return getattr(op._overloadpacket, WITH_DTYPE[op._name])(**given, dtype=dtype)
 
 
 def _cast(dtype: torch.dtype, value: Any) -> Any:
