@@ -13,7 +13,6 @@ are small against their factors. A convolution's memory grows evenly with the sa
 from __future__ import annotations
 
 import functools
-import math
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -88,20 +87,6 @@ def _index_add(args: Arguments, result: Any) -> int:
     return 0 if by_rows else _size(result, torch.float32)
 
 
-def _scattered(args: Arguments, result: Any) -> int:
-    """In half precision: a copy of the result in fp32 (cpu/ScatterGatherKernel.cpp, create_acc_buffer)."""
-    return _size(result, torch.float32) if result.dtype in HALF else 0
-
-
-def _by_index(args: Arguments, result: Any) -> int:
-    """Scatter or gather by an index: as `_scattered`, but whole rows of what lies in one piece are taken as they are
-    (TensorAdvancedIndexing.cpp, can_use_expanded_index_path)."""
-    source, dim, index = args[0], args[1], args[2]
-    rows = index.dim() > 1 and index.stride() == (1, *[0] * (index.dim() - 1))
-    whole = dim % max(source.dim(), 1) == 0 and source.is_contiguous()
-    return 0 if rows and whole else _scattered(args, result)
-
-
 def _in_one_piece(args: Arguments, result: Any) -> int:
     """A copy of an input that does not lie in one piece: softmax (SoftMax.cpp), an embedding's gradient, such as a part
     of what several embeddings were joined to (Embedding.cpp)."""
@@ -113,7 +98,7 @@ def _safe_softmax(args: Arguments, result: Any) -> int:
     return max(int(args[0].numel()), _in_one_piece(args, result))
 
 
-# Kernels that are run on zeros: oneDNN's, and our own of several.
+# Kernels that are run on zeros: oneDNN's.
 
 
 class _Form(NamedTuple):
@@ -188,24 +173,6 @@ def _convolution(args: Arguments, result: Any) -> int:
     return some + (some - tried(TRIED_SAMPLES // 2)) * (samples - TRIED_SAMPLES) // (TRIED_SAMPLES - TRIED_SAMPLES // 2)
 
 
-def _dequantized(args: Arguments, result: Any) -> int:
-    """Scratch of one piece of a weight: others follow in the same memory."""
-    from tightfit.backends.pytorch.techniques.adapters.quantization import (  # who quantizes
-        BLOCK,
-        DEQUANTIZE,
-        PIECE_SIZE,
-    )
-
-    *parts, shape, dtype, again = args
-    count, kind = math.prod(shape), "nf4" if len(parts) > 2 else "int8"
-    blocks = -(-count // BLOCK[kind])
-    kept = min(blocks, PIECE_SIZE // BLOCK[kind])
-    forms = [_Form((-(-part.shape[0] * kept // blocks),), (1,), part.dtype) for part in parts]
-    if kind == "nf4":
-        forms[-1] = _Form.of(parts[-1])
-    return _run_on_zeros(DEQUANTIZE[kind], (*forms, (min(count, PIECE_SIZE),), dtype, again), torch.get_num_threads())
-
-
 @functools.cache
 def _run_on_zeros(func: Any, forms: tuple[Any, ...], threads: int) -> int:
     """The most bytes that one run on so many threads holds beyond its results."""
@@ -252,10 +219,7 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
     **dict.fromkeys(("index_add", "index_add_"), _index_add),
-    **dict.fromkeys(("scatter", "scatter_"), _scattered),
-    **dict.fromkeys(("gather", "scatter_add", "scatter_add_"), _by_index),
     **dict.fromkeys(("_softmax", "_log_softmax", "embedding_dense_backward"), _in_one_piece),
-    **dict.fromkeys(("dequantize_nf4", "dequantize_int8"), _dequantized),
     "mean": _mean,
     "_grouped_mm": _grouped_product,
     "_safe_softmax": _safe_softmax,
