@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tightfit.backends.pytorch.follow.tracker import Tracker
-from tightfit.backends.pytorch.simulate.cuda.sdpa import allowed_kernels, choose, describe
+from tightfit.backends.pytorch.simulate.cuda.sdpa import Call, allowed_kernels, choose
 from tightfit.backends.pytorch.techniques.attention.kernels import HALF
 from tightfit.devices import Device
 
@@ -36,7 +36,7 @@ def _attention(
     device: Device, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    call = describe(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    call = Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     kernel = choose(call, device, allowed_kernels())
     if kernel == "flash":
         size = query.shape[-1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -14,7 +12,20 @@ from tightfit.errors import ModelError
 
 ALL = ("flash", "efficient", "cudnn", "math")
 SHAPE = (2, 8, 64, 64)
-CALL = Call(query=SHAPE, key=SHAPE, value=SHAPE, dtypes=(BF16,) * 3)
+
+
+def called(
+    query: tuple[int, ...] = SHAPE, key: tuple[int, ...] = SHAPE, value: tuple[int, ...] = SHAPE,
+    dtypes: tuple[torch.dtype, ...] = (BF16,) * 3, mask: tuple[int, ...] | None = None, *, dense: bool = True,
+    mask_dense: bool = True, learns: bool = True, mask_learns: bool = False, **rest,
+) -> Call:  # fmt: skip
+    """A call on tensors of these shapes and formats. dense: whether their last dimensions have stride 1."""
+    def made(shape: tuple[int, ...], dtype: torch.dtype, rows: bool, learns: bool) -> torch.Tensor:
+        tensor = torch.empty(*shape, 1 if rows else 2, dtype=dtype, device="meta", requires_grad=learns)
+        return tensor[..., 0]
+
+    q, k, v = (made(shape, dtype, dense, learns) for shape, dtype in zip((query, key, value), dtypes, strict=True))
+    return Call(q, k, v, None if mask is None else made(mask, BF16, mask_dense, mask_learns), **rest)
 
 
 def sized(head: int, value: int | None = None, length: int = 64, keys: int | None = None) -> dict:
@@ -60,9 +71,9 @@ def sized(head: int, value: int | None = None, length: int = 64, keys: int | Non
     ],
 )
 def test_what_a_kernel_cannot_serve(kernel, device, change, reason):
-    usual = replace(CALL, dtypes=(FP16,) * 3)
-    assert obstacles(kernel, usual, A100, (2, 13)) == []
-    found = obstacles(kernel, replace(usual, **change), device, (2, 13))
+    usual = {"dtypes": (FP16,) * 3}
+    assert obstacles(kernel, called(**usual), A100, (2, 13)) == []
+    found = obstacles(kernel, called(**{**usual, **change}), device, (2, 13))
     assert len(found) == 1, found
     assert reason in found[0]
 
@@ -85,7 +96,7 @@ def test_what_a_kernel_cannot_serve(kernel, device, change, reason):
     ],
 )
 def test_what_a_kernel_can_serve(kernel, device, change):
-    assert obstacles(kernel, replace(CALL, dtypes=change.pop("dtypes", (FP16,) * 3), **change), device, (2, 13)) == []
+    assert obstacles(kernel, called(**{"dtypes": (FP16,) * 3, **change}), device, (2, 13)) == []
 
 
 @pytest.mark.parametrize(
@@ -105,19 +116,19 @@ def test_what_a_kernel_can_serve(kernel, device, change):
     ],
 )
 def test_the_first_kernel_in_the_devices_order_that_can_serve(device, change, kernel):
-    assert choose(replace(CALL, **change), device, ALL, (2, 13)) == kernel
+    assert choose(called(**change), device, ALL, (2, 13)) == kernel
 
 
 def test_cudnn_takes_any_dropout_before_torch_2_12():
-    call = replace(CALL, dropout=0.1)
+    call = called(dropout=0.1)
     assert choose(call, H100, ALL, (2, 11)) == "cudnn"
     assert choose(call, H100, ALL, (2, 12)) == "flash"
 
 
 def test_only_allowed_kernels_are_chosen():
-    assert choose(CALL, A100, ["efficient", "math"], (2, 13)) == "efficient"
+    assert choose(called(), A100, ["efficient", "math"], (2, 13)) == "efficient"
     with pytest.raises(ModelError, match=r"flash: a mask.*attention\.kernel=auto"):
-        choose(replace(CALL, mask=(2, 1, 64, 64)), A100, ["flash"], (2, 13))
+        choose(called(mask=(2, 1, 64, 64)), A100, ["flash"], (2, 13))
     with sdpa_kernel([SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]):
         assert allowed_kernels() == {"math", "cudnn"}
     assert allowed_kernels() == set(ALL)

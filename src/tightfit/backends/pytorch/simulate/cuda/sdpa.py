@@ -31,46 +31,39 @@ NEWEST_CAPABILITY = (12, 1)
 """The newest capability that the fused kernels are offered for."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Call:
-    """A call of scaled_dot_product_attention, as far as the choice depends on it.
+    """A call of scaled_dot_product_attention.
 
-    query: (B, H, T, D). key, value: (B, heads for keys, K, D), the value's D its own. mask: its shape, None without.
-    dtypes: those of query, key and value.
-    dense: whether the last dimension of query, key and value has stride 1; mask_dense the same of the mask.
-    grouped: whether heads may be shared (`enable_gqa`).
-    learns: whether a gradient is asked of query, key or value; mask_learns the same of the mask.
+    query: (B, H, T, D). key, value: (B, heads for keys, K, D), the value's D its own. grouped: whether heads may be
+    shared (`enable_gqa`).
     """
 
-    query: tuple[int, ...]
-    key: tuple[int, ...]
-    value: tuple[int, ...]
-    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
-    mask: tuple[int, ...] | None = None
-    dense: bool = True
-    mask_dense: bool = True
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None = None
     dropout: float = 0.0
     causal: bool = False
     grouped: bool = False
-    learns: bool = True
-    mask_learns: bool = False
 
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query, self.key, self.value
 
-def describe(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, grouped: bool
-) -> Call:
-    """The call with these arguments, in the grad mode of the moment."""
-    inputs = (query, key, value)
-    return Call(
-        query=tuple(query.shape), key=tuple(key.shape), value=tuple(value.shape),
-        dtypes=(query.dtype, key.dtype, value.dtype),
-        mask=None if mask is None else tuple(mask.shape),
-        dense=all(t.stride(-1) == 1 for t in inputs),
-        mask_dense=mask is None or mask.stride(-1) == 1,
-        dropout=dropout, causal=causal, grouped=grouped,
-        learns=torch.is_grad_enabled() and any(t.requires_grad for t in inputs),
-        mask_learns=mask is not None and mask.requires_grad,
-    )  # fmt: skip
+    @property
+    def learns(self) -> bool:
+        """Whether a gradient is asked of query, key or value, in the grad mode of the moment."""
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self.inputs)
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether the last dimension of query, key and value has stride 1."""
+        return all(t.stride(-1) == 1 for t in self.inputs)
+
+    @property
+    def mask_in_rows(self) -> bool:
+        return self.mask is None or self.mask.stride(-1) == 1
 
 
 def torch_release() -> Version:
@@ -120,39 +113,39 @@ def obstacles(kernel: Kernel, call: Call, device: Device, version: Version) -> l
 
 
 def _flash_obstacles(call: Call, capability: tuple[int, int], version: Version) -> list[str]:
-    size = call.query[-1]
+    size = call.query.shape[-1]
     # The backward pass of these heads does not fit the smaller shared memory of these GPUs.
     small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= NEWEST_CAPABILITY
     return _holding({
         "a mask": call.mask is not None,
-        "heads of query, key and value differ in size": len({call.query[-1], call.key[-1], call.value[-1]}) > 1,
+        "heads of query, key and value differ in size": len({t.shape[-1] for t in call.inputs}) > 1,
         "a head larger than 256": size > 256,
         "a GPU before compute capability 8.0": not (8, 0) <= capability <= NEWEST_CAPABILITY,
         "training heads of 193 to 224, or larger with dropout, on a GPU with little shared memory":
             call.learns and small and (192 < size <= 224 or (size > 224 and call.dropout > 0)),
-        "causal over keys of another length": call.causal and call.query[2] != call.key[2],
+        "causal over keys of another length": call.causal and call.query.shape[2] != call.key.shape[2],
         "not half precision throughout": not _all_in(call, HALF),
         "head counts that differ": _heads_differ(call, grouped=True),
-        "a last dimension that is not contiguous": not (call.dense or size == 1) or not call.mask_dense,
+        "a last dimension that is not contiguous": not (call.in_rows or size == 1) or not call.mask_in_rows,
     })  # fmt: skip
 
 
 def _efficient_obstacles(call: Call, capability: tuple[int, int], version: Version) -> list[str]:
     formats = (torch.float16, torch.float32, torch.bfloat16) if capability >= (8, 0) else (torch.float16, torch.float32)
-    unit = _gemm_alignment(call.dtypes[0], capability)
-    sizes = (call.query[-1], call.value[-1])
+    unit = _gemm_alignment(call.query.dtype, capability)
+    sizes = (call.query.shape[-1], call.value.shape[-1])
     return _holding({
         "a GPU before compute capability 5.0": not (5, 0) <= capability <= NEWEST_CAPABILITY,
-        "heads of query and key differ in size": call.query[-1] != call.key[-1],
+        "heads of query and key differ in size": call.query.shape[-1] != call.key.shape[-1],
         f"a head that is no multiple of {unit}": any(size % unit or not size for size in sizes),
         "a format this GPU's kernel has not": not _all_in(call, formats),
         "head counts that differ": _heads_differ(call, grouped=False),
-        "a last dimension that is not contiguous": not (call.dense and call.mask_dense),
+        "a last dimension that is not contiguous": not (call.in_rows and call.mask_in_rows),
     })  # fmt: skip
 
 
 def _cudnn_obstacles(call: Call, capability: tuple[int, int], version: Version) -> list[str]:
-    query, value = call.query[-1], call.value[-1]
+    query, value = call.query.shape[-1], call.value.shape[-1]
     limit = 128
     if capability == (9, 0):
         limit = 256
@@ -161,15 +154,15 @@ def _cudnn_obstacles(call: Call, capability: tuple[int, int], version: Version) 
     return _holding({
         "a GPU before compute capability 8.0": not (8, 0) <= capability <= NEWEST_CAPABILITY,
         "not half precision throughout": not _all_in(call, HALF),
-        "a mask that learns": call.mask_learns,
+        "a mask that learns": call.mask is not None and call.mask.requires_grad,
         "a mask that does not fit": call.mask is not None and not _mask_fits(call),
         # Since torch 2.12 (pytorch pull request 174245): the kernel knows dropout in steps of 1/16 only.
         "a dropout that is no multiple of 1/16": version >= (2, 12) and (call.dropout * 16) % 1 != 0,
         f"a head larger than {limit}": max(query, value) > limit,
         "a head that is no multiple of 8": bool(query % 8 or value % 8),
-        "one key, or one query with dropout": call.key[2] == 1 or (call.query[2] == 1 and call.dropout > 0),
+        "one key, or one query with dropout": call.key.shape[2] == 1 or (call.query.shape[2] == 1 and call.dropout > 0),
         "head counts that differ": _heads_differ(call, grouped=True, same_keys=False),
-        "a last dimension that is not contiguous": not (call.dense or query == 1) or not call.mask_dense,
+        "a last dimension that is not contiguous": not (call.in_rows or query == 1) or not call.mask_in_rows,
         "deterministic algorithms":
             torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled(),
     })  # fmt: skip
@@ -182,11 +175,11 @@ CHECKS: dict[Kernel, Callable[[Call, tuple[int, int], Version], list[str]]] = {
 
 def _shared_obstacles(call: Call) -> list[str]:
     """Reasons against every fused kernel."""
-    if {len(call.query), len(call.key), len(call.value)} != {4}:
+    if {t.dim() for t in call.inputs} != {4}:
         return ["not four dimensions"]
     return _holding({
-        "batches that differ": len({call.query[0], call.key[0], call.value[0]}) > 1,
-        "no queries or no keys": 0 in (call.query[2], call.key[2]),
+        "batches that differ": len({t.shape[0] for t in call.inputs}) > 1,
+        "no queries or no keys": 0 in (call.query.shape[2], call.key.shape[2]),
     })  # fmt: skip
 
 
@@ -195,12 +188,12 @@ def _holding(reasons: dict[str, bool]) -> list[str]:
 
 
 def _all_in(call: Call, formats: tuple[torch.dtype, ...]) -> bool:
-    return len(set(call.dtypes)) == 1 and call.dtypes[0] in formats
+    return len({t.dtype for t in call.inputs}) == 1 and call.query.dtype in formats
 
 
 def _heads_differ(call: Call, *, grouped: bool, same_keys: bool = True) -> bool:
     """Whether the heads do not match. grouped: whether the kernel lets queries share keys where the call allows it."""
-    heads, keys, values = call.query[1], call.key[1], call.value[1]
+    heads, keys, values = (t.shape[1] for t in call.inputs)
     if call.grouped and grouped:
         return (same_keys and keys != values) or bool(heads % keys or heads % values)
     return len({heads, keys, values}) > 1
@@ -208,9 +201,9 @@ def _heads_differ(call: Call, *, grouped: bool, same_keys: bool = True) -> bool:
 
 def _mask_fits(call: Call) -> bool:
     assert call.mask is not None
-    whole = (call.query[0], call.query[1], call.query[2], call.key[2])
-    sizes = zip(reversed(call.mask), reversed(whole), strict=False)
-    return len(call.mask) in (2, 4) and all(size in (1, full) for size, full in sizes)
+    whole = (*call.query.shape[:3], call.key.shape[2])
+    sizes = zip(reversed(call.mask.shape), reversed(whole), strict=False)
+    return call.mask.dim() in (2, 4) and all(size in (1, full) for size, full in sizes)
 
 
 def _gemm_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
