@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import re
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.architectures import TASK_OF, VOCAB, tiny_model
-from tightfit.backends.pytorch.follow.op_costs import FOREACH_BLOCKS, FOREACH_TENSORS, cost
+from tightfit.backends.pytorch.follow.op_costs import cost
 from tightfit.backends.pytorch.follow.op_flops import FLOPS, attended_pairs
 from tightfit.trace import OpClass
 
@@ -226,24 +223,6 @@ def test_a_fused_optimizer_reads_and_writes_all_its_lists():
     assert found.bytes_written == 4 * elements * 4  # weights, both moments, and the gradients, which it may scale
     assert found.bytes_read == 4 * elements * 4 + 4 * steps
     assert (found.op_class, found.kernels) == (OpClass.ELEMENTWISE, 1)
-
-
-def test_a_multi_tensor_op_takes_so_many_tensors_and_so_many_blocks_at_a_time():
-    small, large = [meta(4)] * 1541, [meta(65_536 * 2241)]
-    scale, add = aten._foreach_mul_.Scalar, aten._foreach_add_.List
-    assert cost(scale, (small, 2.0), {}, None).kernels == math.ceil(1541 / 770)
-    assert cost(add, (small, small), {}, None).kernels == math.ceil(1541 / 448)
-    assert cost(scale, (large, 2.0), {}, None).kernels == math.ceil(2241 / 2240)
-
-
-def test_multi_tensor_limits_are_those_of_torchs_header():
-    header = Path(torch.__file__).parent / "include/ATen/native/cuda/MultiTensorApply.cuh"
-    found = re.findall(r"depth_to_max_(tensors|blocks)\[5\] = \{([\d, ]+)\}", header.read_text())
-    if len(found) == 2:
-        pytest.skip("this torch has one set of limits for all of CUDA")
-    limits = {name: [int(n) for n in numbers.split(",")] for name, numbers in reversed(found)}  # CUDA 13's stand first
-    assert limits["tensors"] == list(FOREACH_TENSORS.values())
-    assert set(limits["blocks"]) == {FOREACH_BLOCKS}
 
 
 def test_views_and_allocation_run_no_kernel():

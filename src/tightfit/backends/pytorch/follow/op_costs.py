@@ -35,28 +35,9 @@ Traffic = Callable[[Arguments, dict[str, Any], Any], tuple[int, int]]
 MAX_SHAPES = 8
 """An op over lists of tensors names no more shapes than this."""
 
-TWO_PASSES = frozenset({"native_layer_norm_backward", "_fused_rms_norm_backward"})
-"""Backward ops whose CUDA form reads its inputs twice: for the gradient of the input, and for those of the weights
-(aten/src/ATen/native/cuda/layer_norm_kernel.cu)."""
-
-KERNELS_OF_OP = {
-    "_scaled_dot_product_flash_attention_backward": 3, "_flash_attention_backward": 3, "_varlen_attn_backward": 3,
-    "_scaled_dot_product_efficient_attention_backward": 2, "_efficient_attention_backward": 2,
-    "_scaled_dot_product_cudnn_attention_backward": 3, "native_layer_norm_backward": 3, "_fused_rms_norm_backward": 3,
-    "nll_loss_backward": 2, "nll_loss_forward": 1, "linalg_vector_norm": 2, "slice_backward": 2, "select_backward": 2,
-    "embedding_dense_backward": 6, "index_put_": 5, "index_put": 6, "convolution_backward": 3, "nonzero": 3, "topk": 2,
-    "sort": 3, "cumsum": 2, "scatter": 2, "masked_select": 4,
-}
-"""Kernels of ops that launch more than one on CUDA, about: assumed, not yet measured on a GPU."""
-
-FOREACH_TENSORS = {1: 770, 2: 448, 3: 336, 4: 252, 5: 210}
-FOREACH_BLOCKS, FOREACH_CHUNK = 2240, 65_536
-"""Limits of one multi-tensor kernel with CUDA 13: tensors by the number of lists, blocks, and elements a block
-(aten/src/ATen/native/cuda/MultiTensorApply.cuh). CUDA 12 takes a seventh."""
-
-
 class Cost(NamedTuple):
-    """Cost of one op. `kernels` is 0 for views and allocation; `dtype` is the format it computes in."""
+    """Cost of one op. `dtype` is the format it computes in. `kernels` is 0 for views and allocation, else 1: what else
+    some ops launch hardly shows in a step's time."""
 
     op_class: OpClass
     flops: int
@@ -82,8 +63,6 @@ class _Facts(NamedTuple):
     traffic: Traffic | None
     written: frozenset[int | str]
     reads_written: bool
-    passes: int
-    kernels: int
     lists: bool
     dropout: int | None
 
@@ -121,14 +100,11 @@ def cost(func: Any, args: Arguments, kwargs: dict[str, Any], result: Any) -> Cos
         op_class, layout = (OpClass.ELEMENTWISE, "cast") if casts else (OpClass.MOVEMENT, layout)
     elif facts.dropout is not None and facts.dropout < len(args) and args[facts.dropout]:
         layout = "dropout"
-    kernels = _foreach_kernels(args) if facts.name.startswith(("_foreach_", "_fused_ad", "_fused_sgd", "_amp_f")) \
-        else facts.kernels
-    if not (read or written or flops):
-        kernels = 0  # nothing in it
+    kernels = int(bool(read or written or flops))  # else nothing is in it
     shapes = tuple(tuple(t.shape) for t in inputs[:MAX_SHAPES])
     leading = () if op_class is not OpClass.CONTRACTION else tuple(
         int(max(tensor.stride()[-2:])) for tensor in tensors if _has_rows(tensor))
-    return Cost(op_class, flops, read * facts.passes, written, kernels, dtype, shapes, leading, layout)
+    return Cost(op_class, flops, read, written, kernels, dtype, shapes, leading, layout)
 
 
 @functools.cache
@@ -149,21 +125,9 @@ def _facts(func: Any) -> _Facts:
         written=frozenset(a.name if a.kwarg_only else position for position, a in enumerate(arguments)
                           if a.alias_info is not None and a.alias_info.is_write),
         reads_written=name not in WRITE_ONLY and not (schema and schema.overload_name.endswith("out")),
-        passes=2 if name in TWO_PASSES else 1,
-        kernels=KERNELS_OF_OP.get(name, 1),
         lists=schema is None or any("[]" in str(a.type) or "List" in str(a.type) for a in arguments),
         dropout=next((place for place, a in enumerate(arguments) if a.name == "dropout_p"), None),
     )
-
-
-def _foreach_kernels(args: Arguments) -> int:
-    """Launches of a multi-tensor op: each takes so many tensors, and so many blocks."""
-    lists = [v for v in args if isinstance(v, list | tuple) and v and isinstance(v[0], Tensor)]
-    if not lists:
-        return 1
-    tensors = FOREACH_TENSORS.get(len(lists), FOREACH_TENSORS[5])
-    blocks: int = sum(-(-t.numel() // FOREACH_CHUNK) for t in lists[0])
-    return max(-(-len(lists[0]) // tensors), -(-blocks // FOREACH_BLOCKS))
 
 
 def _dtype(tensors: Iterable[Tensor]) -> str:
