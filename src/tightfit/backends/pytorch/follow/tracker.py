@@ -140,7 +140,7 @@ class Tracker(OpStreams, DispatchMode):
         self.mark(tensor, category, module=self._names.get(module, "") if module else "", from_birth=True)
 
     @contextmanager
-    def working_on(self, module: nn.Module, phase: Phase | None) -> Iterator[None]:
+    def working_on(self, module: nn.Module, phase: Phase | None = None) -> Iterator[None]:
         before, self.phase = self.phase, phase or self.phase
         running = _RUNNING.set((*_RUNNING.get(), self._names.get(module, "")))
         try:

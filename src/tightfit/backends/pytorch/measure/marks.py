@@ -85,7 +85,7 @@ class Marks(Tracker):
         self.phase = phase
 
     @contextmanager
-    def working_on(self, module: nn.Module, phase: Phase | None) -> Iterator[None]:
+    def working_on(self, module: nn.Module, phase: Phase | None = None) -> Iterator[None]:
         outer = self.phase
         with super().working_on(module, phase):
             if phase is not None:  # what no op says is of the phase at hand, such as a compiled update's kernels

@@ -119,7 +119,7 @@ class HostActivations:
         key = _storage_id(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
         if key not in kept:
             kept[key] = _Offloaded(number, self._transfers.to_host(tensor.detach()))
-            self._holds(kept[key].out.target, module)
+            active_watch().holds(kept[key].out.target, Category.ACTIVATIONS, module)
         return kept[key]
 
     def _unpack(self, kept: Tensor | _Offloaded | _WeightCast) -> Tensor:
@@ -147,10 +147,7 @@ class HostActivations:
 
     def _begin_copy_back(self, kept: _Offloaded) -> None:
         kept.back = self._transfers.to_device(kept.out.target, after=[kept.out], keep=False)
-        self._holds(kept.back.target, None)
-
-    def _holds(self, tensor: Tensor, module: nn.Module | None) -> None:
-        active_watch().holds(tensor, Category.ACTIVATIONS, module)
+        active_watch().holds(kept.back.target, Category.ACTIVATIONS, None)
 
 
 def _storage_id(tensor: Tensor) -> int:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from tightfit.backends.pytorch.replaced import replaced
 from tightfit.backends.pytorch.techniques.by_block.activations import HostActivations
 from tightfit.backends.pytorch.techniques.by_block.parts import WITHOUT_BLOCKS, Parts
-from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, working_on
+from tightfit.backends.pytorch.techniques.by_block.transfers import Transfers, active_watch
 from tightfit.backends.pytorch.techniques.loss.of_logits import LOSS_OF_LOGITS, Loss
 from tightfit.errors import ModelError
 
@@ -69,12 +69,12 @@ class BlockCalls:
     def begin(self, part: int, next_part: int | None = None) -> None:
         """Make a part ready. next_part: the one that is expected next."""
         self.in_use.add(part)
-        with working_on(self.parts.modules[part]):
+        with active_watch().working_on(self.parts.modules[part]):
             self.update.make_ready(part, next_part)
 
     def end(self, part: int) -> None:
         """A part is not used any more for now."""
-        with working_on(self.parts.modules[part]):
+        with active_watch().working_on(self.parts.modules[part]):
             self.update.release(part)
         self.in_use.discard(part)
 

@@ -42,7 +42,7 @@ class TransferWatch:
     def holds(self, tensor: Tensor, category: Category, module: nn.Module | None) -> None:
         """A tensor's memory is of that category, and of a module of the model; None for no one's."""
 
-    def working_on(self, module: nn.Module, phase: Phase | None) -> AbstractContextManager[None]:
+    def working_on(self, module: nn.Module, phase: Phase | None = None) -> AbstractContextManager[None]:
         """Context of work on a module's tensors outside of its calls, of a phase or of the one at hand."""
         return nullcontext()
 
@@ -220,8 +220,3 @@ class Transfers:
         if self.device.type == "cuda":
             return host.is_pinned()
         return not self.pinned or active_watch().is_pinned(host)
-
-
-def working_on(module: nn.Module, phase: Phase | None = None) -> AbstractContextManager[None]:
-    """Context of work on a module's tensors outside of its calls, of a phase or of the one at hand."""
-    return active_watch().working_on(module, phase)

@@ -22,7 +22,7 @@ from tightfit.backends.pytorch.techniques.by_block.block_calls import BlockCalls
 from tightfit.backends.pytorch.techniques.by_block.offloaded_state import OffloadedState
 from tightfit.backends.pytorch.techniques.by_block.parts import WITHOUT_BLOCKS
 from tightfit.backends.pytorch.techniques.by_block.state_dicts import StateDictHooks
-from tightfit.backends.pytorch.techniques.by_block.transfers import working_on
+from tightfit.backends.pytorch.techniques.by_block.transfers import active_watch
 from tightfit.backends.pytorch.techniques.optimizer.state import make_states, set_learning_rate
 from tightfit.backends.pytorch.weight_update import WeightUpdate
 from tightfit.errors import ModelError
@@ -73,7 +73,7 @@ class UpdateByBlock(WeightUpdate):
         self._offloaded.fetch_gradients(part, next_part)
 
     def store_gradients(self, part: int, final: bool) -> None:
-        with working_on(self._parts.modules[part]):
+        with active_watch().working_on(self._parts.modules[part]):
             self._offloaded.fetch_gradients(part, None)  # of a part that no pass of this sweep came to
             if final:
                 self._final.add(part)
@@ -148,7 +148,7 @@ class UpdateByBlock(WeightUpdate):
         if self._pending is None or part not in self._pending.parts:
             return
         following = next_part if next_part in self._pending.parts or self._technique.in_backward else None
-        with (self._calls.around_updates(), working_on(self._parts.modules[part], Phase.OPTIMIZER),
+        with (self._calls.around_updates(), active_watch().working_on(self._parts.modules[part], Phase.OPTIMIZER),
               self._offloaded.updating(part, following, self.optimizer), self._own_random_numbers(part)):
             self._apply(part)
         if not self._pending.parts:
@@ -193,7 +193,7 @@ class UpdateByBlock(WeightUpdate):
 
     def _update_parts(self, waiting: Sequence[int], then: int | None = None) -> None:
         for part, next_part in zip(waiting, [*waiting, then][1:], strict=True):
-            with working_on(self._parts.modules[part]):
+            with active_watch().working_on(self._parts.modules[part]):
                 try:
                     self._offloaded.fetch_learned(part, next_part)
                     self._update(part, next_part)
@@ -203,7 +203,7 @@ class UpdateByBlock(WeightUpdate):
     def make_states(self, *, late: bool = False) -> None:
         waiting = len(self._parts.blocks) if self._technique.deferred else 0
         for part, module in enumerate(self._parts.modules[: waiting if late else None]):
-            with working_on(module):
+            with active_watch().working_on(module):
                 self._offloaded.fetch_learned(part, None)
                 self._offloaded.store_gradients(part, final=True)  # there are none: what waits is of no use
                 with self._offloaded.updating(part, None, self.optimizer):
