@@ -43,6 +43,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd"},
     "adafactor": {"optimizer": "adafactor"},
     "lion": {"optimizer": "lion"},
+    "muon": {"optimizer": "muon"},
+    "bf16-pure, kahan, muon": {"precision": "bf16-pure", "optimizer": "muon"},
     "adamw-8bit": {"optimizer": "adamw-8bit"},
     "adamw-4bit": {"optimizer": "adamw-4bit"},
     "adamw-anyprecision": {"optimizer": "adamw-anyprecision"},

@@ -148,6 +148,17 @@ TILED: tuple[tuple[str, dict[str, Any]], ...] = (
 STOCHASTIC = {"name": "bf16-pure", "rounding": "stochastic"}
 """What 8-bit and 4-bit states want of bf16 weights."""
 
+MUON: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("llama", {"optimizer": "muon", "micro_batch_size": 2}),
+    ("gpt2", {"optimizer": "muon", "precision": "bf16-pure", "checkpointing": "every-block"}),
+    ("t5", {"optimizer": "muon", "precision": "bf16", "accumulation": "by-block", "update": "with-forward",
+            "micro_batch_size": 4}),
+    ("moe-tiny", {"optimizer": "muon", "precision": STOCHASTIC, "micro_batch_size": 2}),
+    ("bert", {"optimizer": "muon", "accumulation": "by-block", "update": "in-backward", "max_grad_norm": 0.0,
+              "checkpointing": "every-block"}),
+)
+"""Cases of matrices made orthogonal: in fp32 and bf16, experts' one by one, and block by block."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -206,7 +217,7 @@ def cases() -> list[Case]:
     names = [*MODELS, OURS]
     every = [_case(name, number) for number, name in enumerate(n for n in names for _ in range(CASES_EACH))]
     return [*every, *(Case(model, settings, dropout=False)
-              for model, settings in (*CHUNKED, *FP8, *ADAPTED, *ALTERNATING, *TILED))]
+              for model, settings in (*CHUNKED, *FP8, *ADAPTED, *ALTERNATING, *TILED, *MUON))]
 
 
 def cases_beside() -> list[Case]:

@@ -123,7 +123,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "optimizer": (
         *_each(("gpt2-medium 8x512", "llama-3.2-1b 2x1024"), "optimizer", (
             "adamw optimizer.implementation=loop", "adamw optimizer.implementation=foreach",
-            "adamw optimizer.implementation=fused", "sgd", "adafactor", "lion", "adamw-8bit", "adamw-4bit",
+            "adamw optimizer.implementation=fused", "sgd", "adafactor", "lion", "muon", "adamw-8bit", "adamw-4bit",
             "adamw-anyprecision",
         )),
         "gpt2-xl 1x512 optimizer=sgd optimizer.momentum=0", "bert-large 16x128 precision=bf16-pure optimizer=lion",

@@ -19,7 +19,7 @@ CHANGE = re.compile(r"([a-z_][a-z_.]*)(?:=|: (?=\{))(\{[^}]*\}|[^\s,;]+)")
 STATES_ALONE = {"name": "host", "weights": 0, "gradients": 0}
 
 NUMBERS: dict[str, list[Any]] = {
-    "optimizer": ["adamw", "adafactor", "sgd", "lion", "adamw-8bit", "adamw-anyprecision"],
+    "optimizer": ["adamw", "adafactor", "sgd", "lion", "muon", "adamw-8bit", "adamw-anyprecision"],
     "precision": ["auto", "bf16", "bf16-pure", "fp16", "fp8", {"name": "fp8", "weights": "bf16"},
                   *({"name": "bf16-pure", "rounding": way} for way in ("stochastic", "nearest"))],
     "offload": ["none", "host"], "update": ["auto", "with-forward"],

@@ -111,7 +111,8 @@ def test_killed_at_random_moments(run, tmp_path, seed):
 
 
 @pytest.mark.parametrize("change", [
-    {"optimizer": "adamw-8bit"}, {"optimizer": "lion"}, {"precision": "fp16"}, {"precision": "bf16-pure"},
+    {"optimizer": "adamw-8bit"}, {"optimizer": "lion"}, {"optimizer": "muon"}, {"precision": "fp16"},
+    {"precision": "bf16-pure"}, {"precision": "bf16-pure", "optimizer": "muon"},
     {"precision": {"name": "bf16-pure", "rounding": "stochastic"}}, {"checkpointing": "every-block"},
     {"precision": {"name": "bf16-pure", "rounding": "stochastic"}, **BY_BLOCK}, {"loading": {"workers": 2}},
     {"trainable": {"name": "lora", "dropout": 0.1}, "base": "nf4", "precision": "bf16"}, {"trainable": "dora"},

@@ -23,6 +23,7 @@ from tightfit.techniques.checkpointing import (
 from tightfit.techniques.compile import Compile, NoCompile, PerBlock, WholeModel
 from tightfit.techniques.loading import Loading
 from tightfit.techniques.loss import Chunked, Liger, Loss, Plain
+from tightfit.techniques.muon import Muon
 from tightfit.techniques.offload import Host, HostShares, NoOffload, Offload
 from tightfit.techniques.optimizer import (
     Adafactor,
@@ -56,7 +57,7 @@ SLOTS: dict[str, tuple[type[Technique], ...]] = {
     ),
     "offload": (NoOffload, Host),
     "compile": (NoCompile, PerBlock, WholeModel),
-    "optimizer": (AdamW, Sgd, Adafactor, Lion, AdamW8bit, AdamW4bit, AdamWAnyPrecision),
+    "optimizer": (AdamW, Sgd, Adafactor, Lion, Muon, AdamW8bit, AdamW4bit, AdamWAnyPrecision),
     "accumulation": (Loop, ByBlock, Scan),
     "update": (AfterBackward, WithForward, InBackward),
     "parallel": (NoParallel, Dp, Ddp, Fsdp, Zero),

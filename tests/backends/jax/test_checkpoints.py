@@ -25,7 +25,7 @@ def scrambled(step: Step) -> Step:
     return step
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", {"name": "sgd", "momentum": 0.0}], ids=str)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", {"name": "sgd", "momentum": 0.0}], ids=str)
 def test_a_state_comes_back(optimizer, tmp_path):
     step, fresh = scrambled(Step(build(optimizer=optimizer))), Step(build(optimizer=optimizer))
     fresh.load(tmp_path, step.save(tmp_path))

@@ -30,13 +30,15 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     techniques.accumulation.Scan: accumulation.scan,
     techniques.optimizer.AdamW: optimizer.adamw,
     techniques.optimizer.Sgd: optimizer.sgd,
+    techniques.muon.Muon: optimizer.muon,
 }
 """Every technique of `SLOTS` that this backend has, and the function that applies it."""
 
 WHOLE_LOGITS = "the whole step is XLA's to fuse, and no chunks are cut for the loss; write loss=plain"
 XLA_COMPILES = "XLA compiles every step whole, and torch.compile has no part in it; write compile=off"
 FP32_WEIGHTS = "weights are fp32 here, and products fp32 or bf16; write precision=bf16, or backend=pytorch"
-THRIFTY = "optimizers here are those of fp32 states; write optimizer=adamw or optimizer=sgd, or backend=pytorch"
+THRIFTY = ("optimizers here are those of fp32 states; write optimizer=adamw, optimizer=muon or "
+           "optimizer=sgd, or backend=pytorch")
 
 ABSENT: Mapping[type[Technique], str] = {
     **dict.fromkeys((techniques.base.Bf16Base, techniques.base.Fp16Base, techniques.base.Int8, techniques.base.Nf4),

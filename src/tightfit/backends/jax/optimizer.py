@@ -14,6 +14,7 @@ import optax
 from tightfit.backends.jax.build import Build, Optimizer
 from tightfit.backends.jax.network import Params, is_stacked
 from tightfit.techniques import optimizer as declared
+from tightfit.techniques.muon import Muon
 
 
 def adamw(technique: declared.AdamW, build: Build) -> Build:
@@ -26,6 +27,17 @@ def sgd(technique: declared.Sgd, build: Build) -> Build:
     velocity = optax.trace(decay=technique.momentum) if technique.momentum else optax.identity()
     decayed = optax.add_decayed_weights(technique.weight_decay, mask=decay_mask)
     return _with(build, optax.chain(decayed, velocity), 0.0)
+
+
+def muon(technique: Muon, build: Build) -> Build:
+    """Muon for the matrices of the layers, one by one, and Adam for the rest. optax makes matrices orthogonal in the
+    weights' format, where torch does so in bf16, and corrects the momentum of the first steps."""
+    sides = {name: optax.contrib.MuonDimensionNumbers(-2, -1) if is_stacked(name) and len(shape) == 3 else None
+             for name, shape in build.network.shapes().items()}  # fmt: skip
+    b1, b2 = technique.betas
+    direction = optax.contrib.muon(-1.0, beta=technique.momentum, adam_b1=b1, adam_b2=b2, consistent_rms=0.2,
+                                   muon_weight_dimension_numbers=sides)  # it goes against its learning rate
+    return _with(build, direction, technique.weight_decay)
 
 
 def decay_mask(params: Params) -> dict[str, bool]:

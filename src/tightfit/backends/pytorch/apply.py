@@ -64,6 +64,7 @@ APPLY: Mapping[type[Technique], Callable[[Any, Build], Build]] = {
     techniques.optimizer.Sgd: optimizer.sgd,
     techniques.optimizer.Adafactor: optimizer.adafactor,
     techniques.optimizer.Lion: optimizer.lion,
+    techniques.muon.Muon: later("optimizer.muon", "muon"),
     techniques.optimizer.AdamW8bit: optimizer.quantized,
     techniques.optimizer.AdamW4bit: optimizer.quantized,
     techniques.optimizer.AdamWAnyPrecision: optimizer.adamw_anyprecision,

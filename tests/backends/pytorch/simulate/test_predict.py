@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from cpu_cases import ADAPTED, ALTERNATING, CHUNKED, FP8, TILED, Case, cases
+from cpu_cases import ADAPTED, ALTERNATING, CHUNKED, FP8, MUON, TILED, Case, cases
 from cpu_truth import PHASES
 from plan_vs_cpu import BOUND, compare
 from tests.own_models import Scores
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("few_objects")
 FIELDS = {**PLAIN, "pretrained": False, "data": "dummy"}
 
 
-BY_HAND = len(CHUNKED + FP8 + ADAPTED + ALTERNATING + TILED)
+BY_HAND = len(CHUNKED + FP8 + ADAPTED + ALTERNATING + TILED + MUON)
 CASES = [*cases()[:-BY_HAND:19], *cases()[-BY_HAND:]]
 """A few of the benchmark's."""
 

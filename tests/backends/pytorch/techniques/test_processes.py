@@ -55,7 +55,8 @@ COMPILED: dict[str, dict[str, Any]] = {
     "compiled llama": {"compile": AOT, "precision": "bf16", "loss": "chunked", **LLAMA},
 }  # fmt: skip
 DDP_ALONE = {"segments": {"checkpointing": "segments"}, "adafactor": {"optimizer": "adafactor", "learning_rate": 1e-2},
-             "8 bits": {"optimizer": "adamw-8bit"},
+             "8 bits": {"optimizer": "adamw-8bit"}, "muon": {"optimizer": "muon"},
+             "muon of experts": {"optimizer": "muon", **EXPERTS},
              "nf4": {"trainable": "lora", "base": "nf4", "checkpointing": "every-block"}}  # fmt: skip
 HALF = {"bf16", "bf16 checkpointed", "compiled llama", "bf16-pure", "fp16", "anyprecision", "8 bits"}
 """Those whose formats make rounding visible."""
@@ -121,7 +122,7 @@ def assert_same_steps(tiny, tmp_path, parallel, beside):
         assert two[name] == pytest.approx(expected, rel=within, abs=within), name
 
 
-REFUSED = {"optimizer": ["adafactor", "adamw-8bit", "adamw-4bit"], "precision": ["fp8"], "compile": ["whole"],
+REFUSED = {"optimizer": ["adafactor", "muon", "adamw-8bit", "adamw-4bit"], "precision": ["fp8"], "compile": ["whole"],
            "checkpointing": ["segments"], "accumulation": ["by-block"], "offload": ["host"],
            "update": ["with-forward", "in-backward"]}  # fmt: skip
 

@@ -15,7 +15,7 @@ from tightfit.errors import MissingLibrary, RecipeError
 from tightfit.recipe import Recipe
 
 REFUSED: dict[str, list[Any]] = {
-    "optimizer": ["adafactor", "adamw-8bit", "adamw-4bit"], "precision": ["fp8", "fp16", "bf16-pure"],
+    "optimizer": ["adafactor", "muon", "adamw-8bit", "adamw-4bit"], "precision": ["fp8", "fp16", "bf16-pure"],
     "compile": ["per-block", "whole"], "accumulation": ["by-block"], "offload": ["host"],
     "update": ["with-forward", "in-backward"], "trainable": ["lora"],
 }  # fmt: skip

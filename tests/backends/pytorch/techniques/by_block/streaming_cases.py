@@ -48,7 +48,8 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"}, "fp16": {"precision": "fp16"}, "bf16 weights": {"precision": "bf16-pure"},
     "kahan": {"precision": {"name": "bf16-pure", "rounding": "kahan"}},
     **{name: {"optimizer": name}
-       for name in ("sgd", "adafactor", "lion", "adamw-8bit", "adamw-4bit", "adamw-anyprecision")},
+       for name in ("sgd", "adafactor", "lion", "muon", "adamw-8bit", "adamw-4bit", "adamw-anyprecision")},
+    "muon in bf16": {"optimizer": "muon", "precision": "bf16-pure"},
     "adafactor of the Trainer": {"optimizer": {"name": "adafactor", "scale_parameter": False}},
     **{f"recomputed {name}": {"checkpointing": name}
        for name in ("every-block", "every-nth", "mlp", "attention", "selective")},

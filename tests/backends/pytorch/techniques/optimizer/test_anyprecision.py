@@ -210,7 +210,7 @@ def test_what_is_no_number_stays_none() -> None:
     bits = torch.tensor([0x7FFFFFFF, 0x7F800000], dtype=torch.int32)
     broken = bits.view(torch.float32)
     rounded = broken.clone()
-    anyprecision._round_at_random([rounded])
+    anyprecision.round_at_random([rounded])
     assert rounded[0].isnan()
     weight, state = torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)
     update(weight, broken, state, state.clone(), None, *scalars(1, 1e-3, (0.9, 0.999), 0.0), betas=(0.9, 0.999),

@@ -190,7 +190,7 @@ def _update(pieces: list[_Piece], group: dict[str, Any]) -> None:
     denominators = torch._foreach_sqrt(variances)
     torch._foreach_div_(denominators, [math.sqrt(1 - beta2**step) for step in steps])
     torch._foreach_add_(denominators, group["eps"])
-    _keep(kept_variances, variances, steps)
+    keep(kept_variances, variances, steps)
     del variances
 
     rates = [-lr / (1 - beta1**step) for step in steps]
@@ -201,16 +201,16 @@ def _update(pieces: list[_Piece], group: dict[str, Any]) -> None:
         torch._foreach_add_(updates, wide, alpha=-decay)
         torch._foreach_addcdiv_(updates, momenta, denominators, rates)
         del denominators
-        _add_to_nearest(weights, wide, updates)
-        _keep(compensations, updates, steps)
+        add_to_nearest(weights, wide, updates)
+        keep(compensations, updates, steps)
     else:
         torch._foreach_mul_(wide, 1 - decay)
         torch._foreach_addcdiv_(wide, momenta, denominators, rates)
         if wide is not weights:
             if group["rounding"] == "stochastic":
-                _round_at_random(wide)
+                round_at_random(wide)
             torch._foreach_copy_(weights, wide)
-    _keep(kept_momenta, momenta, steps)
+    keep(kept_momenta, momenta, steps)
 
 
 def _widen(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -222,7 +222,7 @@ def _widen(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return copies
 
 
-def _add_to_nearest(weights: list[Tensor], wide: list[Tensor], updates: list[Tensor]) -> None:
+def add_to_nearest(weights: list[Tensor], wide: list[Tensor], updates: list[Tensor]) -> None:
     """Add `updates` to bf16 weights, whose copies `wide` are, and leave in `updates` what rounding lost."""
     sums = torch._foreach_add(wide, updates)
     torch._foreach_copy_(weights, sums)
@@ -231,7 +231,7 @@ def _add_to_nearest(weights: list[Tensor], wide: list[Tensor], updates: list[Ten
     torch._foreach_add_(updates, wide)
 
 
-def _round_at_random(values: list[Tensor]) -> None:
+def round_at_random(values: list[Tensor]) -> None:
     """Round fp32 values up or down to bf16 ones at random, in proportion, in place."""
     for value in values:
         noise = torch.randint_like(value, FRACTIONS, dtype=torch.int32)
@@ -240,7 +240,7 @@ def _round_at_random(values: list[Tensor]) -> None:
         del noise  # before the next one is made
 
 
-def _keep(kept: list[Tensor], values: list[Tensor], steps: list[int]) -> None:
+def keep(kept: list[Tensor], values: list[Tensor], steps: list[int]) -> None:
     """Write states to their own format, bf16 ones rounded by the walking offset. Uses up `values`."""
     if kept is values:
         return

@@ -43,11 +43,17 @@ the dtype's rounding error, 7.8e-3 for bf16: larger than most gradients, which w
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
-    """The trainable parameters in two groups, in the model's order: those that decay, and those that do not.
+    """The trainable parameters in two groups, as of `by_decay`; a group with nothing in it is left out."""
+    decay, keep = by_decay(model)
+    groups = [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trainable parameters, in the model's order: those that decay, and those that do not.
 
     Biases (experts' too, stacked to a matrix, and tables of position biases), vectors and whatever a normalization
-    layer owns do not decay. A tied
-    parameter appears once, a frozen one not at all, a group with nothing in it neither. Raises ModelError if nothing is
+    layer owns do not decay. A tied parameter appears once, a frozen one not at all. Raises ModelError if nothing is
     trainable.
     """
     decay: list[nn.Parameter] = []
@@ -63,8 +69,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
             (keep if normalizes or biases or parameter.ndim < 2 else decay).append(parameter)
     if not seen:
         raise ModelError(f"model: {type(model).__name__} has no parameter that requires a gradient; nothing to train")
-    groups = [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    return decay, keep
 
 
 def embedding_parameters(model: nn.Module) -> list[nn.Parameter]:
