@@ -32,12 +32,17 @@ def sgd(technique: declared.Sgd, build: Build) -> Build:
 def muon(technique: Muon, build: Build) -> Build:
     """Muon for the matrices of the layers, one by one, and Adam for the rest. optax makes matrices orthogonal in the
     weights' format, where torch does so in bf16, and corrects the momentum of the first steps."""
-    sides = {name: optax.contrib.MuonDimensionNumbers(-2, -1) if is_stacked(name) and len(shape) == 3 else None
+    kinds = {name: "matrix" if is_stacked(name) and len(shape) == 3 else "rest"
              for name, shape in build.network.shapes().items()}  # fmt: skip
+
+    def sides(updates: Any) -> Any:
+        return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
+
+    orthogonal = optax.contrib.scale_by_muon(beta=technique.momentum, weight_dimension_numbers=sides)
+    as_adam = optax.stateless_with_tree_map(lambda update, _: 0.2 * max(update.shape[-2:]) ** 0.5 * update)
     b1, b2 = technique.betas
-    direction = optax.contrib.muon(-1.0, beta=technique.momentum, adam_b1=b1, adam_b2=b2, consistent_rms=0.2,
-                                   muon_weight_dimension_numbers=sides)  # it goes against its learning rate
-    return _with(build, direction, technique.weight_decay)
+    each = {"matrix": optax.chain(orthogonal, as_adam), "rest": optax.scale_by_adam(b1=b1, b2=b2)}
+    return _with(build, optax.partition(each, kinds), technique.weight_decay)
 
 
 def decay_mask(params: Params) -> dict[str, bool]:

@@ -71,9 +71,9 @@ class MuonWithRest(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for parameter in group["params"] if group["orthogonal"] else ():
-                if parameter.grad is not None:
-                    self._update(parameter, group)
+            learned = [p for p in group["params"] if p.grad is not None] if group["orthogonal"] else []
+            for parameter in learned:
+                self._update(parameter, group)
         self._rest.param_groups = [group for group in self.param_groups if not group["orthogonal"]]
         self._rest.state = self.state
         self._rest.step()
