@@ -200,7 +200,7 @@ def test_a_recipe_comes_back_whole_or_is_refused(changes):
 
 @pytest.mark.parametrize("changes", [
     {"checkpointing": "segments"}, {"precision": "bf16-pure"}, {"optimizer": {"name": "adamw-4bit", "block_size": 128}},
-    {"optimizer": "adafactor"},
+    {"optimizer": "adafactor"}, {"optimizer": "muon"},
     {"offload": "host"},
 ])  # fmt: skip
 def test_a_technique_without_an_argument_is_refused(changes):

@@ -65,8 +65,8 @@ class Technique:
     """Other fields' values that it cannot be without, as a person writes them."""
     numerics_change: ClassVar[int] = 0
     """How far it changes results: 0 not at all, or as every training does (mixed precision); 1 states of 8 or 16 bits;
-    2 weights of 16 bits, or products of 8; 3 states of 4 bits; 4 another learning rate. `auto` takes the mildest that
-    serves."""
+    2 weights of 16 bits, or products of 8; 3 states of 4 bits; 4 other steps, or another learning rate. `auto`
+    takes the mildest that serves."""
     learning_rate_note: ClassVar[str] = ""
     """The learning rate that it wants where that is not AdamW's, as a sentence of a plan."""
     auto_on: ClassVar[tuple[str, ...]] = ("pytorch", "jax")

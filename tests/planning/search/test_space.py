@@ -60,7 +60,7 @@ def test_levels_go_from_mild_to_harsh():
     assert by_level[2, 2] == {("bf16-pure", "adamw")}
     assert by_level[2, 3] == {("bf16-pure", "adamw-8bit")}
     assert {optimizer for _, optimizer in by_level[3, 3]} == {"adamw-4bit"}
-    assert not {optimizer for pairs in by_level.values() for _, optimizer in pairs} & {"lion", "sgd"}
+    assert not {optimizer for pairs in by_level.values() for _, optimizer in pairs} & {"lion", "muon", "sgd"}
 
 
 def test_every_kind_of_checkpointing_is_weighed():

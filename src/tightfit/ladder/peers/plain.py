@@ -185,7 +185,7 @@ def _attend(model: nn.Module, attention: Attention) -> None:
 def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     """The recipe's optimizer over the model's parameters, those that decay apart from those that do not.
 
-    Raises Refused where neither torch nor torchao has it.
+    Raises Refused where no optimizer of torch's or torchao's is it alone.
     """
     technique, rate, precision = recipe.optimizer, recipe.learning_rate, recipe.precision
     if reason := rounding_refused(recipe, "torch's"):
@@ -214,7 +214,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             made: Optimizer = make(groups, lr=rate, betas=technique.betas, block_size=technique.block_size,
                                    bf16_stochastic_round=precision.weight_rounding == "stochastic")
             return made
-    raise Refused(f"optimizer: neither torch nor torchao has {technique.name}; write adamw, sgd, adafactor, "
+    raise Refused(f"optimizer: a bare loop here has no {technique.name}; write adamw, sgd, adafactor, "
                   "adamw-8bit or adamw-4bit")
 
 

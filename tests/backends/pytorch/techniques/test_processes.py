@@ -58,7 +58,8 @@ DDP_ALONE = {"segments": {"checkpointing": "segments"}, "adafactor": {"optimizer
              "8 bits": {"optimizer": "adamw-8bit"}, "muon": {"optimizer": "muon"},
              "muon of experts": {"optimizer": "muon", **EXPERTS},
              "nf4": {"trainable": "lora", "base": "nf4", "checkpointing": "every-block"}}  # fmt: skip
-HALF = {"bf16", "bf16 checkpointed", "compiled llama", "bf16-pure", "fp16", "anyprecision", "8 bits"}
+HALF = {"bf16", "bf16 checkpointed", "compiled llama", "bf16-pure", "fp16", "anyprecision", "8 bits", "muon",
+        "muon of experts"}
 """Those whose formats make rounding visible."""
 
 
