@@ -74,8 +74,8 @@ def _product(experts: Any, name: str, rows: Tensor, expert: Tensor, ends: Tensor
 
 
 def _has_grouped_product(weight: Tensor) -> bool:
-    """Whether torch has a grouped product for it: on GPUs from Ampere on; compiled, in bf16 alone; of rows that begin at
-    multiples of 16 bytes, its own and the results'."""
+    """Whether torch has a grouped product for it: on GPUs from Ampere on; compiled, in bf16 alone; of rows, its own and
+    the results', that begin at multiples of 16 bytes."""
     if torch.compiler.is_compiling() and weight.dtype != torch.bfloat16:
         return False
     if any(side * weight.element_size() % 16 for side in weight.shape[-2:]):
