@@ -19,8 +19,8 @@ IGNORE = -100
 """The label of a position that does not count."""
 
 DOCUMENTS_A_ROW = 4
-"""Documents that a plan, which reads no data, takes to share a packed row. Their number costs a few bytes; the time of
-attention hangs on their lengths."""
+"""Documents that a plan, which reads no data, takes to share a packed row, and MFU as well. Their number costs a few
+bytes; the time of attention hangs on their lengths."""
 
 MaskKind = Literal["none", "padded", "packed"]
 Array = np.ndarray

@@ -249,8 +249,10 @@ def test_copies_stand_in_a_plans_json():
 
 @pytest.mark.parametrize(("fields", "said"), [
     ({"seq_len": 131_072}, True), ({"seq_len": 1024}, False), ({"seq_len": 131_072, "data": {"packing": False}}, False),
+    ({"seq_len": 131_072, "data": "dummy"}, False),
 ])  # fmt: skip
 def test_long_packed_rows_say_how_many_documents_their_time_is_of(fields, said):
     choice = candidate(estimate(), **fields)
     text = squeezed(plan_text(replace(fitting(), candidates=(choice,), chosen=choice), width=100))
+    assert ("every pair of positions of a document, 4 a row" in text) is ("data" not in fields)
     assert ("tokens/s: of 4 documents a row; of one, which takes longer, with data.packing=false" in text) is said

@@ -16,7 +16,7 @@ class Sized:
     """A backend that knows a model's size."""
 
     def model_size(self, recipe: Recipe, config: Any = None) -> ModelSize:
-        return ModelSize(active_parameters=1, parameters=1, flops=10**9, values=0)
+        return ModelSize(active_parameters=1, parameters=1, flops=10**7 * recipe.seq_len, values=0)
 
 
 @pytest.mark.parametrize(("task", "a_sample"), [("causal-lm", 100), ("image-classification", 1)])

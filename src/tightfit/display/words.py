@@ -127,12 +127,12 @@ def _of_copies(text: Callable[[Copies], str], candidate: Candidate) -> str:
 def marks(candidates: Sequence[Candidate], experts: bool = False) -> str:
     """The meaning of the marks in the table; empty where there are none. experts: whether tokens meet a part of N."""
     found = []
-    shared = [c.recipe for c in candidates if c.recipe.mode == "train" and c.recipe.data.packing
-              and TASKS[c.recipe.task].packs]
+    shared = [c.recipe for c in candidates if c.recipe.mode == "train"
+              and c.recipe.data.shares_rows(TASKS[c.recipe.task])]
     if any(candidate.estimate.time.mfu for candidate in candidates):
         frozen = any(candidate.recipe.trainable.freezes for candidate in candidates)
         told = ", N those that it meets" * experts + ", 4 N of frozen weights" * frozen
-        apart = ", those of different documents too" * bool(shared)
+        apart = f" of a document, {DOCUMENTS_A_ROW} a row" * bool(shared)
         found.append(f"MFU: 6 N a token{told}, and every pair of positions{apart}")
     if any(recipe.seq_len >= LONG_ROWS for recipe in shared):
         found.append(f"tokens/s: of {DOCUMENTS_A_ROW} documents a row; of one, which takes longer, with "

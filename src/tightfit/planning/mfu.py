@@ -9,6 +9,7 @@ from tightfit.devices import Device
 from tightfit.errors import ModelError
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
+from tightfit.tasks import DOCUMENTS_A_ROW, get_task
 
 
 def model_flops_utilization(flops: float, recipe: Recipe, device: Device, seconds: float) -> float:
@@ -20,10 +21,20 @@ def model_flops_utilization(flops: float, recipe: Recipe, device: Device, second
     return flops / seconds / peak if seconds > 0 and peak else 0.0
 
 
+def one_document(recipe: Recipe) -> Recipe:
+    """The recipe with rows of one document, of the length that plans take it to have where several share a row."""
+    if not recipe.data.shares_rows(get_task(recipe.task)):
+        return recipe
+    return recipe.model_copy(update={"seq_len": max(recipe.seq_len // DOCUMENTS_A_ROW, 1)})
+
+
 def model_flops(model_size: Callable[[Recipe], ModelSize], recipe: Recipe) -> int:
-    """Model FLOPs of a step, by the convention that `ModelSize` states; 0 for a factory, which may stand for a module
-    of the caller's own, and for a model that cannot be built."""
+    """Model FLOPs of a step, by the convention that `ModelSize` states, of each document that shares a row by itself;
+    0 for a factory, which may stand for a module of the caller's own, and for a model that cannot be built. model_size:
+    that of the recipe's model, for rows of `one_document`."""
     try:
-        return 0 if resolve_source(recipe).kind == "factory" else recipe.batch_size * model_size(recipe).flops
+        single = one_document(recipe)
+        flops = 0 if resolve_source(recipe).kind == "factory" else model_size(single).flops
+        return recipe.batch_size * flops * recipe.seq_len // single.seq_len
     except ModelError:
         return 0

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tightfit.errors import RecipeError, nearest
 from tightfit.metrics import MetricName
+from tightfit.tasks import Task
 from tightfit.techniques.technique import NUMBER, Positive, at_most
 
 
@@ -129,6 +130,10 @@ class Data(BaseModel):
     """Source of the examples of evaluation, instead of a share of the others: as `source`."""
     eval_split: str | None = None
     """The Hugging Face dataset's split to evaluate on."""
+
+    def shares_rows(self, task: Task) -> bool:
+        """Whether documents share a row in that task, kept apart; random tokens are one document a row."""
+        return task.packs and self.packing and self.source != "dummy"
 
     @property
     def holds_out(self) -> bool:

@@ -49,6 +49,7 @@ def test_what_is_asked_about():
     lengths = candidates(GPT2, "seq_len", model_size)
     assert list(lengths) == [128, 256, 384, 512, 640, 768, 896, 1024]
     assert lengths[256].seq_len == 256
+    assert not lengths[256].data.packing  # of one document
     few, many = (list(candidates(GPT2.override(model_overrides={"n_positions": n}), "seq_len", model_size))
                  for n in (77, 100_000))
     assert few == list(range(1, 78))
@@ -81,8 +82,8 @@ def test_the_longest_sequence_by_few_traces():
     assert recipe.seq_len == most.value == 640
     assert len(asked) == most.traces <= 6
     assert all(each.checkpointing.name == "every-block" and each.micro_batch_size == 1 for each in asked)
-    assert most.text == ("seq_len=640 fits with the lowest-memory settings, 23.0 GiB in use; seq_len=768 would take "
-                         "27.0 GiB.")
+    assert most.text == ("seq_len=640 fits with the lowest-memory settings, 23.0 GiB in use, a document a row "
+                         "(data.packing=false); seq_len=768 would take 27.0 GiB.")
     assert all(each.offload.name == "none" or each.seq_len > 640 for each in asked)
 
 

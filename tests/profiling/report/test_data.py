@@ -172,7 +172,7 @@ def test_predicted_seconds_that_are_not_calibrated_say_so():
 
 
 def test_mfu_is_one_formula_over_flops_of_two_sources():
-    made = profile()
+    made = profile(data="dummy")
     share, source = utilization(made, made.step_seconds)
     assert source == "from the model's shape"
     assert share == standard_tools(load_backend("pytorch")).mfu(made.recipe, made.device, made.step_seconds)

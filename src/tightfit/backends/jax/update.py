@@ -93,7 +93,7 @@ def abstract_global_batch(build: Build) -> Arrays:
     """Shapes, formats and places of a full global batch's arrays: of text that shares rows, of text padded, or
     random."""
     data, task, names = build.recipe.data, build.task, ["input_ids", "labels"]
-    if data.source != "dummy" and task.packs and data.packing:
+    if data.shares_rows(task):
         names += ["position_ids", "document_ids"]
     elif data.source != "dummy" and task.predicts != "next":
         names.append("padding")

@@ -46,7 +46,7 @@ def title_of(runner: str) -> str:
 
 def shares_rows(recipe: Recipe) -> bool:
     """Whether documents will share a row; no data is read for it."""
-    return recipe.data.packing and recipe.data.source != "dummy" and get_task(recipe.task).packs
+    return recipe.data.shares_rows(get_task(recipe.task))
 
 
 def check_rows(recipe: Recipe) -> None:

@@ -40,6 +40,8 @@ def candidates(recipe: Recipe, asked: str, model_size: Callable[[Recipe], ModelS
         if TASKS[recipe.task].reads != "tokens":
             raise RecipeError(f"longest: {recipe.task} has no seq_len; write --largest micro_batch_size")
         most = model_facts(recipe).max_positions or LONGEST_LENGTH
+        if TASKS[recipe.task].predicts == "next":  # whose rows need no padding mask: one document, as long as the row
+            recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"packing": False})})
         return {length: recipe.model_copy(update={"seq_len": length}) for length in _lengths(most)}
     if field == "micro_batch_size" and not pattern:
         sizes = range(1, recipe.batch_size + 1)
@@ -170,4 +172,5 @@ def _sentence(
     most = {"seq_len": "the model takes no more", "micro_batch_size": "batch_size is no more",
             "model": "none of them is larger"}
     end = f"; {written(above)} would take {takes(above)}" if above is not None else f", and {most[field]}"
-    return f"{written(best)} fits with the lowest-memory settings, {takes(best)} in use{end}."
+    alone = ", a document a row (data.packing=false)" * (not recipes[best].data.packing)
+    return f"{written(best)} fits with the lowest-memory settings, {takes(best)} in use{alone}{end}."

@@ -13,7 +13,7 @@ from tightfit import text
 from tightfit.backends import load_backend
 from tightfit.errors import TightfitError
 from tightfit.models import resolve_source
-from tightfit.planning.mfu import model_flops, model_flops_utilization
+from tightfit.planning.mfu import model_flops, model_flops_utilization, one_document
 from tightfit.profiling.profile import Profile
 from tightfit.profiling.step import ProfiledStep, module_of, op_class
 from tightfit.recipe.resume import differences
@@ -68,7 +68,7 @@ def step_flops(profile: Profile) -> tuple[int, str]:
     with suppress(TightfitError, ValueError, TypeError):
         recipe = profile.recipe
         if resolve_source(recipe).kind in ("bundled", "folder") and not recipe.trust_remote_code:
-            size = load_backend(recipe.backend.name).model_size(recipe)
+            size = load_backend(recipe.backend.name).model_size(one_document(recipe))
             if flops := model_flops(lambda _: size, recipe):
                 return round(flops * real), ", ".join(filter(None, ["from the model's shape", size.parameters_text]))
     trace = profile.predicted or profile.measured

@@ -31,7 +31,7 @@ class FakeBatch:
     def to(self, device: torch.device) -> TensorBatch:
         recipe = self.recipe
         random = recipe.data.source == "dummy"
-        packed = self.task.packs and recipe.data.packing and not random
+        packed = recipe.data.shares_rows(self.task)
         length = recipe.seq_len if packed or random else padded_length(recipe)
         spec = self.task.batch_spec(self.samples, length, self.facts, packed)
         tokens, starts = (self.samples, length), self.samples * DOCUMENTS_A_ROW + 1
