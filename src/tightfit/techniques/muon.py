@@ -19,7 +19,7 @@ class Muon(Optimizer):
 
     name: ClassVar[str] = "muon"
     auto_on: ClassVar = ()  # it takes other steps than AdamW, and saves no more than AdamW with 8-bit states
-    speed: ClassVar[str] = "fifteen more products a matrix, as large as it, which many tokens a step outweigh"
+    speed: ClassVar[str] = "slower than AdamW: fifteen products of a matrix, little beside those of many tokens"
     memory: ClassVar[str] = "4 bytes a parameter of the blocks' matrices, 8 of all others"
     numerics_change: ClassVar[int] = 4
     state_bytes: ClassVar[float] = 4.0
