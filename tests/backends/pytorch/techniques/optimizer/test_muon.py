@@ -103,7 +103,7 @@ def test_each_of_a_layers_experts_takes_the_step_of_a_matrix(precision: Precisio
             expert.grad = gradient.clone()
         for optimizer in optimizers:
             optimizer.step()
-    assert torch.equal(model.get_parameter(name), torch.stack([*alone]))
+    torch.testing.assert_close(model.get_parameter(name), torch.stack([*alone]), rtol=1e-2, atol=RATE / 50)
     assert not torch.equal(alone[0], alone[1])
 
 

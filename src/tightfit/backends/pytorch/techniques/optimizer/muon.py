@@ -1,9 +1,9 @@
 """Muon for the matrices of a model's blocks and another optimizer for all other parameters, as one optimizer.
 
 A matrix takes the step of torch.optim.Muon: its momentum made orthogonal, times the learning rate and 0.2 times the
-root of its longer side, which gives it the root mean square of AdamW's step. Experts stacked in one parameter take
-theirs one by one. A bf16 matrix that rounds as `anyprecision` has it takes its step from zeros, which is then added to
-the weight in fp32.
+root of its longer side, which gives it the root mean square of AdamW's step. Each of the experts stacked in one
+parameter, which torch's refuses, takes the same in batched products. A bf16 matrix that rounds as `anyprecision` has it
+takes its step from zeros, which is then added to the weight in fp32.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from torch.optim import Optimizer
 
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.experts.active_parameters import experts_of
-from tightfit.backends.pytorch.techniques.optimizer.anyprecision import add_to_nearest, keep, round_at_random
+from tightfit.backends.pytorch.techniques.optimizer.anyprecision import CHUNK, add_to_nearest, keep, round_at_random
 from tightfit.backends.pytorch.techniques.optimizer.apply import adamw, by_decay, embedding_parameters
 from tightfit.techniques.muon import Muon
 from tightfit.techniques.optimizer import AdamW
+
+COEFFICIENTS, ITERATIONS, SMALLEST_NORM = (3.4445, -4.7750, 2.0315), 5, 1e-7
+"""Those of torch.optim.Muon's Newton-Schulz iterations, which are Jordan's."""
 
 
 def muon(technique: Muon, build: Build) -> Build:
@@ -91,9 +94,8 @@ class MuonWithRest(Optimizer):
         if rounding == "kahan":
             stacked.append(state["compensation"])
             state["step"] += 1
-        for weight, gradient, momentum, *compensation in zip(
-            *(tensor.unbind() if tensor.ndim == 3 else [tensor] for tensor in stacked), strict=True
-        ):
+        several = max(1, CHUNK * len(parameter) // parameter.numel()) if parameter.ndim == 3 else len(parameter)
+        for weight, gradient, momentum, *compensation in zip(*(t.split(several) for t in stacked), strict=True):
             if rounding == "nearest":
                 _move(weight, gradient, momentum, group, group["weight_decay"])
                 continue
@@ -110,10 +112,28 @@ class MuonWithRest(Optimizer):
 
 
 def _move(matrix: Tensor, gradient: Tensor, momentum: Tensor, group: dict[str, Any], weight_decay: float) -> None:
-    """One step of torch's Muon, of no other matrix, in place."""
+    """One step of torch's Muon, of this matrix or stack alone, in place."""
+    if matrix.ndim == 3:
+        _move_stack(matrix, gradient, momentum, group, weight_decay)
+        return
     matrix.grad = gradient
     muon = torch.optim.Muon([matrix], lr=group["lr"], weight_decay=weight_decay, momentum=group["momentum"],
                             adjust_lr_fn="match_rms_adamw")  # fmt: skip
     muon.state[matrix]["momentum_buffer"] = momentum
     muon.step()
     matrix.grad = None
+
+
+def _move_stack(stack: Tensor, gradient: Tensor, momentum: Tensor, group: dict[str, Any], weight_decay: float) -> None:
+    """The step that torch's Muon takes for a matrix, for each of a stack, (matrices, rows, columns), in place."""
+    momentum.lerp_(gradient, 1 - group["momentum"])
+    x = gradient.lerp(momentum, group["momentum"]).bfloat16()
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
+    linear, cubic, quintic = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic), x, beta=linear)
+    rate = 0.2 * max(stack.shape[1:]) ** 0.5 * group["lr"]
+    stack.mul_(1 - group["lr"] * weight_decay).add_(x.mT if tall else x, alpha=-rate)
