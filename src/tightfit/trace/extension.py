@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from tightfit.trace import Allocation, Op, Trace
+from tightfit.trace import TICK_STEP, Allocation, Op, Trace
 from tightfit.trace.events import Event, Group, Reader, Run, Stack, events_in_order
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Writer:
         return self.written
 
     def _write(self, event: Event, group: Group | None, copy: int) -> None:
-        self.tick += 1
+        self.tick += TICK_STEP
         kind, item = event
         in_template = group is not None and group.distance == 0
         if kind == "op":

@@ -13,7 +13,7 @@ from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tightfit.backends.pytorch.follow.dispatch_mode import never_compiled
-from tightfit.trace import Allocation, Category, Op, Phase
+from tightfit.trace import TICK_STEP, Allocation, Category, Op, Phase
 
 Arguments = Sequence[Sequence[int]]
 """An op's arguments, in order: of each, the allocations that its tensors lie in."""
@@ -36,7 +36,7 @@ class TrackedMemory:
         self._unowned: list[tuple[Allocation | Op, Arguments]] = []
 
     def next(self) -> int:
-        self.tick += 1
+        self.tick += TICK_STEP
         return self.tick
 
     def find(self, tensor: Any) -> int | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from tightfit.backends.pytorch.simulate.tick_scale import widen_ticks
 from tightfit.techniques.parallel import BUCKET_BYTES
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Span, Stream, Trace
 
@@ -38,7 +37,6 @@ def with_buckets(trace: Trace, processes: int) -> Trace:
     A gradient moves into its bucket in the last micro-batch's backward pass, as soon as it is there. Those that earlier
     micro-batches sum lie beside the buckets until then.
     """
-    trace = widen_ticks(trace)
     update = trace.spans_of("optimizer", 2)[0]
     passes = trace.spans_of("backward", 2)
     gradients = [made for made in trace.allocations if made.category is Category.GRADIENTS]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tightfit.backends.pytorch.simulate.tick_scale import widen_ticks
 from tightfit.trace import MODEL_STATES, Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
 from tightfit.trace.events import NO_MODULE_RUNS
 
@@ -20,7 +19,6 @@ TO_DEVICE, TO_HOST = "fully_shard.to_device", "fully_shard.to_host"
 def with_parts_on_host(trace: Trace, item: int) -> Trace:
     """The trace of a step with weights, gradients and optimizer states on the device, with these in the host's memory,
     and with their copies. item: bytes of a weight, and of its gradient."""
-    trace = widen_ticks(trace)
     updates = [span for span in trace.spans if span.name in NO_MODULE_RUNS]  # all work is on parts
     copies = list(_copies(trace, item))
     ops = sorted([*map(_where_it_runs, trace.ops), *copies], key=lambda op: op.tick)

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tightfit.backends.pytorch.simulate.ddp import buckets_of, is_alive
-from tightfit.backends.pytorch.simulate.tick_scale import widen_ticks
 from tightfit.techniques.parallel import BUCKET_BYTES, Zero
 from tightfit.trace import Allocation, Category, Op, OpClass, Phase, Place, Span, Stream, Trace
 
@@ -30,7 +29,6 @@ DRIVE_NOTE = "parallel.offload: times have what waits on the drive come and go a
 def with_zero(trace: Trace, technique: Zero, offloads: bool) -> Trace:
     """The trace of a process of ZeRO. trace: of the recipe that `Zero.of_one_process` gives. offloads: whether parts
     lie in a memory that is not the device's."""
-    trace = widen_ticks(trace)
     update = trace.spans_of("optimizer", 2)[0]
     weights = sum(made.bytes for made in trace.allocations if made.category is Category.WEIGHTS)
     part = weights
