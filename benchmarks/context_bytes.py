@@ -5,7 +5,7 @@ Each figure is from a process of its own: after nothing but the context, one ten
 the allocator holds once all tensors are gone: cuBLAS's workspaces, against what is planned for them.
 
 Nothing else may use the device meanwhile. Written to results/context_bytes-GPU.json; the figures of a training step
-also to the machine's own record, which plans read from then on (`--no-keep` leaves it alone).
+also to the record that comes with the package, which plans read (`--no-keep` leaves it alone).
 Run: python benchmarks/context_bytes.py   (needs a CUDA device; about a minute)
 """
 
@@ -94,23 +94,15 @@ def observe(stage: str) -> dict[str, int]:
     return {"outside": found["context"], "reserved": reserved, "held": held}
 
 
-def keep(gpu: str, figures: dict[str, Any], path: Path = CONTEXT_RECORDS[0]) -> Path:
-    """Add a GPU's figures to the machine's own record."""
-    from tightfit.system import expanded
-
-    path = expanded(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        kept = json.loads(path.read_text())
-    except (OSError, ValueError):
-        kept = {}
-    path.write_text(json.dumps({**kept, gpu: figures}, indent=1) + "\n")
+def keep(gpu: str, figures: dict[str, Any], path: Path = CONTEXT_RECORDS) -> Path:
+    """Add a GPU's figures to the record that comes with the package."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), gpu: figures}, indent=1) + "\n")
     return path
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--no-keep", action="store_true", help="leave the machine's own record as it is")
+    parser.add_argument("--no-keep", action="store_true", help="leave the package's record as it is")
     arguments = parser.parse_args()
     try:
         facts = on_gpu()

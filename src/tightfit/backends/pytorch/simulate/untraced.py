@@ -16,13 +16,11 @@ from typing import Any
 from tightfit.backends import cuda_context
 from tightfit.devices import MIB, Device, listed_device
 from tightfit.recipe import Recipe
-from tightfit.system import expanded, pinned_size
+from tightfit.system import pinned_size
 from tightfit.trace import Category, Op, OpClass, Phase, Trace, UntracedMemory
 
-CONTEXT_RECORDS = (Path("~/.cache/tightfit/context_bytes.json"), Path(__file__).with_name("context_bytes.json"))
-"""Contexts that were measured, by the GPU's name: this machine's own first, then those that come with the package."""
-SIZE_FIELDS, ORIGIN_FIELDS = ("step", "compiled"), ("date", "torch", "driver")
-"""Fields of a record: bytes, and where and when they were measured."""
+CONTEXT_RECORDS = Path(__file__).with_name("context_bytes.json")
+"""Contexts that `benchmarks/context_bytes.py` measured, by the GPU's name."""
 
 WORKSPACE, WIDE_WORKSPACE = 8_519_680, 32 * MIB
 WIDE_MAJORS = (9, 10, 12)
@@ -55,29 +53,22 @@ def untraced(recipe: Recipe, device: Device, trace: Trace) -> list[UntracedMemor
 
 
 def _context(recipe: Recipe, device: Device) -> Iterator[UntracedMemory]:
-    record = recorded_context(device.name)
+    record = _recorded_context(device.name)
     if record is None:
         yield from cuda_context.assumed(device)
         return
     yield UntracedMemory(
-        name="CUDA context and kernels", where="context", bytes=int(record["compiled" if recipe.compiled else "step"]),
+        name="CUDA context and kernels", where="context", bytes=record["compiled" if recipe.compiled else "step"],
         source=f"measured after a training step on {record['gpu']}, {record['date']}, torch {record['torch']}, "
                f"driver {record['driver']}",
     )
 
 
-def recorded_context(name: str, paths: tuple[Path, ...] | None = None) -> dict[str, Any] | None:
-    """Record of `benchmarks/context_bytes.py` for the GPU of that name: bytes of context and kernels after a
-    training `step` and after a `compiled` one, with `gpu` and ORIGIN; None where nothing is kept."""
-    for path in paths or CONTEXT_RECORDS:
-        try:
-            kept = json.loads(expanded(path).read_text("utf-8"))
-            for gpu, record in kept.items():
-                if _card(gpu) == _card(name) and min(int(record["step"]), int(record["compiled"])) > 0:
-                    return {"gpu": gpu, **{field: record[field] for field in (*SIZE_FIELDS, *ORIGIN_FIELDS)}}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return None
+def _recorded_context(name: str) -> dict[str, Any] | None:
+    """Bytes of context and kernels after a training `step` and after a `compiled` one on the GPU of that name, with
+    `gpu`, `date`, `torch` and `driver`; None where it was not measured."""
+    records = json.loads(CONTEXT_RECORDS.read_text("utf-8"))
+    return next(({"gpu": gpu, **record} for gpu, record in records.items() if _card(gpu) == _card(name)), None)
 
 
 def _card(name: str) -> str:
