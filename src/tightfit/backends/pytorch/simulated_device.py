@@ -6,7 +6,6 @@ that it stands for as its mode's `target` (see `simulate.target.PlanningMode`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +15,6 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from tightfit.devices import Device
-
-TargetOf = Callable[[Any], Device | None]
-"""The device that a tensor stands for; None for a tensor that is to be left alone."""
 
 
 def simulated_device(tensor: Any) -> Device | None:

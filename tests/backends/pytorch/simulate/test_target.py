@@ -66,11 +66,10 @@ def test_real_tensors_are_treated_as_ever_inside_and_after():
     assert torch.utils._foreach_utils._foreach_supported_types == types
 
 
-def test_the_cpu_as_target_changes_the_unfused_kernel_alone():
+def test_the_cpu_as_target_changes_no_choice_of_torchs():
     before = registrations()
     with simulate(CPU), PlanningMode(CPU):
-        added = {key: names - before[key] for key, names in registrations().items()}
-        assert [name for names in added.values() for name in names] == ["aten::_scaled_dot_product_attention_math"]
+        assert registrations() == before
         x = torch.empty(2, 4, 16, 8, dtype=BF16, requires_grad=True)
         assert "ForCpu" in F.scaled_dot_product_attention(x, x, x).grad_fn.name()
         assert simulated_device(x) is CPU

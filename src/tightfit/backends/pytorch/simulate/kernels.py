@@ -28,9 +28,6 @@ from tightfit.devices import Device
 
 aten = torch.ops.aten
 
-Compositions = Mapping[Any, Callable[..., Any]]
-"""By op; each takes the device and the op's arguments, and gives NotImplemented to leave a call to the op's own."""
-
 
 def _attention(
     device: Device, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -113,20 +110,6 @@ def _math_attention(
 def _other_modes() -> bool:
     """Whether a mode listens that would also listen to real tensors: neither the fake tensors' own nor a tracker."""
     return any(not isinstance(mode, FakeTensorMode | Tracker) for mode in _get_current_dispatch_mode_stack())
-
-
-def _cpu_math(
-    device: Device, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, dropout_mask: Tensor | None = None, *, scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:  # fmt: skip
-    """Runs on the CPU where the fused kernel cannot: with dropout, or a mask that learns. It adds the mask in place
-    for real tensors, and not for fake ones."""
-    if dropout_mask is not None:
-        return NotImplemented
-    bias = _additive(attn_mask, query.dtype, -torch.inf)
-    output = _math_attention(query, key, value, bias, dropout_p, is_causal, scale, enable_gqa)
-    return output, output
 
 
 def _dropout(device: Device, input: Tensor, p: float, train: bool) -> Any:  # noqa: A002
@@ -238,13 +221,14 @@ def _addmm_in_rule(*_: Any, out: Tensor, **__: Any) -> Tensor:
     return out
 
 
-CUDA_COMPOSITIONS: Compositions = {
+CUDA_COMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: _attention,
     aten.dropout.default: _dropout,
     aten.softmax.int: partial(_softmax, aten._softmax),
     aten.log_softmax.int: partial(_softmax, aten._log_softmax),
     aten.rms_norm.default: _rms_norm,
 }
+"""By op; each takes the device and the op's arguments, and gives NotImplemented to leave a call to the op's own."""
 CUDA_SHAPES: Mapping[Any, Callable[..., Any]] = {
     aten.native_layer_norm.default: _cuda_layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_gradient_rule,
@@ -253,7 +237,6 @@ CUDA_SHAPES: Mapping[Any, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm_rule,
     aten.addmm.dtype_out: _addmm_in_rule,
 }
-CPU_COMPOSITIONS: Compositions = {aten._scaled_dot_product_attention_math.default: _cpu_math}
 CPU_SHAPES: Mapping[Any, Callable[..., Any]] = {
     aten.native_layer_norm.default: _cpu_layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_gradient_rule,

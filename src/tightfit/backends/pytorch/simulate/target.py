@@ -10,7 +10,7 @@ for "cuda" is decided here. Written for torch 2.11 to 2.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from tightfit.backends.pytorch.simulate.cuda.autocast import autocast_as_on_cuda
 from tightfit.backends.pytorch.simulate.data_dependent import hide_fakeness
 from tightfit.backends.pytorch.simulate.scripted import scripts_as_python
 from tightfit.backends.pytorch.simulate.shape_cache import MISSING, Known, ShapeCache
-from tightfit.backends.pytorch.simulated_device import TargetOf, simulated_cuda_device, simulated_device
+from tightfit.backends.pytorch.simulated_device import simulated_cuda_device
 from tightfit.devices import Device
 from tightfit.garbage import gc_paused
 
@@ -122,24 +122,20 @@ def scratch_of(device: Device) -> Scratch:
 def simulate(device: Device) -> Iterator[None]:
     """Context in which torch chooses, where a `PlanningMode` stands for a CUDA device, as it would there: which ops
     autocast casts, which attention kernel runs, what dropout keeps, foreach loops over gradients. Real tensors are
-    treated as ever. For the CPU only what torch composes otherwise of fake tensors changes. Everything is put back on
-    leaving.
+    treated as ever, and for the CPU nothing changes. Everything is put back on leaving.
 
     Of the optimizers' own defaults (foreach, fused) none changes: name the implementation.
     """
-    with ExitStack() as stack:
-        if device.kind == "cuda":
-            stack.enter_context(autocast_as_on_cuda(simulated_cuda_device))
-            stack.enter_context(override_decompositions(kernels.CUDA_COMPOSITIONS, simulated_cuda_device))
-            stack.enter_context(_fake_foreach())
-        else:
-            stack.enter_context(override_decompositions(kernels.CPU_COMPOSITIONS, simulated_device))
+    if device.kind == "cpu":
+        yield
+        return
+    with autocast_as_on_cuda(), _override_decompositions(), _fake_foreach():
         yield
 
 
 @contextmanager
-def override_decompositions(compositions: kernels.Compositions, device_of: TargetOf) -> Iterator[None]:
-    """Put compositions in, for CPU tensors that `device_of` knows; others keep theirs. Undone on leaving.
+def _override_decompositions() -> Iterator[None]:
+    """Put CUDA's compositions in, for CPU tensors that stand for its; others keep theirs. Undone on leaving.
 
     They are put into the dispatcher and not into a mode, because they have to be there inside C++ compositions, and
     while a backward pass recomputes.
@@ -147,18 +143,18 @@ def override_decompositions(compositions: kernels.Compositions, device_of: Targe
     library = torch.library.Library("aten", "IMPL")
     never_compiled(_composed)
     try:
-        for op, compose in compositions.items():
+        for op, compose in kernels.CUDA_COMPOSITIONS.items():
             op._dispatch_cache.clear()
-            library.impl(op._name, partial(_composed, op, compose, device_of), "AutogradCPU", allow_override=True)
+            library.impl(op._name, partial(_composed, op, compose), "AutogradCPU", allow_override=True)
         yield
     finally:
         library._destroy()
-        for op in compositions:  # which remembers where it was dispatched to
+        for op in kernels.CUDA_COMPOSITIONS:  # which remembers where it was dispatched to
             op._dispatch_cache.clear()
 
 
-def _composed(op: Any, compose: Callable[..., Any], device_of: TargetOf, *args: Any, **kwargs: Any) -> Any:
-    device = device_of(args[0])
+def _composed(op: Any, compose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    device = simulated_cuda_device(args[0])
     result = NotImplemented if device is None else compose(device, *args, **kwargs)
     # The op's own composition, as if nothing stood in its place.
     return op._op_dk(COMPOSITE, *args, **kwargs) if result is NotImplemented else result

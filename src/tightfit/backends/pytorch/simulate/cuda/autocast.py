@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tightfit.backends.pytorch.follow.dispatch_mode import never_compiled
-from tightfit.backends.pytorch.simulated_device import TargetOf
+from tightfit.backends.pytorch.simulated_device import simulated_cuda_device
 from tightfit.errors import ModelError
 
 AUTOCAST = torch._C.DispatchKey.AutocastCPU
@@ -71,9 +71,10 @@ def cuda_policies(header: Path = HEADER) -> dict[str, Policy]:
 
 
 @contextmanager
-def autocast_as_on_cuda(device_of: TargetOf) -> Iterator[None]:
-    """`torch.autocast("cpu")` casts as `torch.autocast("cuda")` would, for tensors that `device_of` knows; for others
-    nothing changes. Undone on leaving. Where torch came without its headers, the CPU's list stays, with a warning."""
+def autocast_as_on_cuda() -> Iterator[None]:
+    """`torch.autocast("cpu")` casts as `torch.autocast("cuda")` would, for tensors that stand for a CUDA device's; for
+    others nothing changes. Undone on leaving. Where torch came without its headers, the CPU's list stays, with a
+    warning."""
     if not HEADER.exists():
         warnings.warn(f"torch came without its headers ({HEADER}): autocast is planned by the CPU's list of ops, which "
                       "runs fewer of them in fp32 than CUDA's", stacklevel=3)
@@ -88,7 +89,7 @@ def autocast_as_on_cuda(device_of: TargetOf) -> Iterator[None]:
                 continue  # the CPU's list casts these as well
             op = _overload(name)
             before = torch.library.get_kernel(op, AUTOCAST) if name in on_cpu else None
-            kernel = partial(_autocast, op, policies.get(name), before, device_of)
+            kernel = partial(_autocast, op, policies.get(name), before)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
                 library.impl(name, kernel, "AutocastCPU", with_keyset=True, allow_override=True)
@@ -107,11 +108,9 @@ def _overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _autocast(
-    op: Any, policy: Policy | None, before: Any, device_of: TargetOf, keys: Any, *args: Any, **kwargs: Any
-) -> Any:
+def _autocast(op: Any, policy: Policy | None, before: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
     """The kernel. before: what the CPU had in its place, if anything."""
-    if not any(device_of(tensor) is not None for tensor in _tensors([*args, *kwargs.values()])):
+    if not any(simulated_cuda_device(tensor) is not None for tensor in _tensors([*args, *kwargs.values()])):
         if before is not None:
             return before.call_boxed(keys, *args, **kwargs)
         policy = None
