@@ -29,7 +29,8 @@ def test_global_batches_have_the_shapes_that_planning_takes_them_to_have(line, m
     recipe = cases.Case("any", line, cases.Aim("fill", 90)).recipe(tmp_path)
     task, facts = TASKS[recipe.task], model_facts(recipe)
     real = global_batches.random_global_batch(recipe, task, facts, seed=0)
-    fake = fake_global_batch(recipe, task, facts, micro_batch_sizes(recipe), lambda tensor: None)
+    build = SimpleNamespace(recipe=recipe, task=task, facts=facts)
+    fake = fake_global_batch(build, micro_batch_sizes(recipe), lambda tensor: None)
     assert real.samples == recipe.batch_size
     assert len(real.micro_batches) == len(fake.micro_batches)
     for one, other in zip(real.micro_batches, fake.micro_batches, strict=True):

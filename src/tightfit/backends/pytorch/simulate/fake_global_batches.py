@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tightfit.backends.pytorch.batch import TensorBatch, TensorGlobalBatch
-from tightfit.model_facts import ModelFacts
+from tightfit.backends.pytorch.build import Build
 from tightfit.recipe import Recipe
 from tightfit.tasks import DOCUMENTS_A_ROW, Task
 
@@ -22,20 +22,18 @@ Placed = Callable[[Tensor], None]
 class FakeBatch:
     """A micro-batch on the host, which becomes tensors as it reaches the device."""
 
-    recipe: Recipe
-    task: Task
-    facts: ModelFacts
+    build: Build
     samples: int
     placed: Placed
 
     def to(self, device: torch.device) -> TensorBatch:
-        recipe = self.recipe
+        recipe, task = self.build.recipe, self.build.task
         random = recipe.data.source == "dummy"
-        packed = recipe.data.shares_rows(self.task)
+        packed = recipe.data.shares_rows(task)
         length = recipe.seq_len if packed or random else padded_length(recipe)
-        spec = self.task.batch_spec(self.samples, length, self.facts, packed)
+        spec = task.batch_spec(self.samples, length, self.build.facts, packed)
         tokens, starts = (self.samples, length), self.samples * DOCUMENTS_A_ROW + 1
-        padded = is_padded(recipe, self.task)
+        padded = is_padded(recipe, task)
         batch = TensorBatch(
             inputs={name: torch.empty(s.shape, dtype=getattr(torch, s.dtype)) for name, s in spec.inputs.items()},
             labels=torch.empty(spec.labels.shape, dtype=torch.int64),
@@ -96,11 +94,9 @@ def _split(recipe: Recipe) -> tuple[int, int, int]:
     return micro, *divmod(recipe.batch_size, micro)
 
 
-def fake_global_batch(
-    recipe: Recipe, task: Task, facts: ModelFacts, sizes: list[int], placed: Placed
-) -> TensorGlobalBatch:
+def fake_global_batch(build: Build, sizes: list[int], placed: Placed) -> TensorGlobalBatch:
     """A global batch whose micro-batches hold `sizes` samples."""
     samples = sum(sizes)
-    batches = tuple(FakeBatch(recipe, task, facts, size, placed) for size in sizes)
-    tokens = samples * recipe.seq_len
+    batches = tuple(FakeBatch(build, size, placed) for size in sizes)
+    tokens = samples * build.recipe.seq_len
     return TensorGlobalBatch(micro_batches=batches, count=tokens, samples=samples, tokens=tokens, origin="planned")  # type: ignore[arg-type]

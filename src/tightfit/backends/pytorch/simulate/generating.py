@@ -160,7 +160,7 @@ def one_pass(build: Build, tracker: Tracker) -> None:
     def placed(tensor: Tensor) -> None:
         tracker.mark(tensor, Category.OTHER, from_birth=True)
 
-    global_batch = fake_global_batch(build.recipe, build.task, build.facts, [build.recipe.batch_size], placed)
+    global_batch = fake_global_batch(build, [build.recipe.batch_size], placed)
     batch = global_batch.micro_batches[0].to(build.torch_device)
     with _passes(tracker, Phase.PREFILL, 1):
         build.logits(batch)

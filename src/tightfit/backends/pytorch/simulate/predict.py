@@ -246,8 +246,7 @@ class _TracedStep:
         self._times: list[int] = []
 
     def global_batch(self, sizes: list[int]) -> TensorGlobalBatch:
-        build = self.build
-        return fake_global_batch(build.recipe, build.task, build.facts, sizes, self._placed)
+        return fake_global_batch(self.build, sizes, self._placed)
 
     def take(self, number: int, groups: list[tuple[int, int]]) -> None:
         """One step over micro-batches given as their sizes, each with how often it runs in a row."""
