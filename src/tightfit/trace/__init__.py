@@ -18,8 +18,6 @@ Tick = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Seconds = Annotated[float, Field(ge=0, le=float(1 << 62))]
 """Bounds that hold of a trace that is read from a file."""
-TICK_STEP = 4
-"""Ticks from one event of a predicted trace to the next: between them goes what torch does out of sight."""
 FUSED_PREFIX = "fused "
 """Prefix of the names of a compiled region's kernels."""
 PAGEABLE = ".pageable"

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from tightfit.trace import Category, Trace
 
+TICK_STEP = 4
+"""Ticks from one event of a predicted trace to the next: between them goes what torch does out of sight."""
 NO_MODULE_RUNS = ("optimizer", "save", "resume")
 """Spans in which no module runs: what is released there lies where its owner does."""
 

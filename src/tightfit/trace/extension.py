@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from tightfit.trace import TICK_STEP, Allocation, Op, Trace
-from tightfit.trace.events import Event, Group, Reader, Run, Stack, events_in_order
+from tightfit.trace import Allocation, Op, Trace
+from tightfit.trace.events import TICK_STEP, Event, Group, Reader, Run, Stack, events_in_order
 
 T = TypeVar("T")
 

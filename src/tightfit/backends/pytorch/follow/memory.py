@@ -13,7 +13,8 @@ from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tightfit.backends.pytorch.follow.dispatch_mode import never_compiled
-from tightfit.trace import TICK_STEP, Allocation, Category, Op, Phase
+from tightfit.trace import Allocation, Category, Op, Phase
+from tightfit.trace.events import TICK_STEP
 
 Arguments = Sequence[Sequence[int]]
 """An op's arguments, in order: of each, the allocations that its tensors lie in."""
