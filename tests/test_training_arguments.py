@@ -365,6 +365,6 @@ def test_older_names_mean_what_todays_do(old, today):
     assert Recipe.from_training_arguments(old) == Recipe.from_training_arguments(today)
 
 
-def test_an_older_name_is_refused_by_its_own():
-    with pytest.raises(RecipeError, match="group_by_length: true orders the data otherwise than at random"):
-        Recipe.from_training_arguments({"group_by_length": True})
+def test_older_names_are_refused_beside_todays():
+    with pytest.raises(RecipeError, match=r"neftune_noise_alpha: .*; train_sampling.*, or group_by_length=false$"):
+        Recipe.from_training_arguments({"group_by_length": True, "neftune_noise_alpha": 5})

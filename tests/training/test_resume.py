@@ -174,18 +174,18 @@ def test_shares_that_were_auto_come_from_the_run_that_goes_on():
     def streamed(share):
         return Recipe.from_dict({**BY_BLOCK, "offload": {"name": "host", "weights": share, "activations": 1}})
 
-    assert continued(streamed("auto"), streamed(0.5)) == (streamed(0.5), [])
+    assert continued(streamed("auto"), streamed(0.5), "runs/other") == (streamed(0.5), [])
     plain = Recipe.from_dict({"accumulation": "loop", "update": "after-backward", "offload": "none"})
-    assert continued(plain, streamed(0.5)) == (plain, ["accumulation"])
+    assert continued(plain, streamed(0.5), "runs/other") == (plain, ["accumulation"])
 
 
 def test_a_backend_may_go_on_with_other_knobs_and_is_no_other():
     scanned = Recipe.from_dict({"backend": {"name": "jax", "layers": "scanned", "unroll": 2}})
     unrolled = Recipe.from_dict({"backend": {"name": "jax", "layers": "unrolled"}})
-    assert continued(Recipe.from_dict({"backend": "jax"}), scanned) == (scanned, [])
-    assert continued(unrolled, scanned) == (unrolled, ["backend"])
+    assert continued(Recipe.from_dict({"backend": "jax"}), scanned, "runs/other") == (scanned, [])
+    assert continued(unrolled, scanned, "runs/other") == (unrolled, ["backend"])
     with pytest.raises(CheckpointError, match="backend: 'jax' then, 'pytorch' now"):
-        continued(Recipe(), scanned)
+        continued(Recipe(), scanned, "runs/other")
 
 
 def test_a_finished_run_is_not_run_again(run):

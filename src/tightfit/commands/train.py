@@ -16,7 +16,7 @@ from tightfit.recipe.lookup import RECIPES, name_and_overrides
 from tightfit.techniques.parallel import ManyProcesses
 from tightfit.training.listeners import LastingConsole, Terminal
 from tightfit.training.run_folder import RunFolder
-from tightfit.training.summary import Summary
+from tightfit.training.summary import SAMPLE_TEMPERATURE, Summary
 from tightfit.training.trainer import Trainer
 
 
@@ -75,7 +75,7 @@ class _TrainingTerminal(Terminal):
 
 def _show(console: Console, summary: Summary) -> None:
     if summary.sample:
-        console.rule("sample")
+        console.rule(f"sample, drawn at temperature {SAMPLE_TEMPERATURE}")
         console.print(summary.sample, markup=False, highlight=False)
     console.rule("summary")
     table = Table.grid(padding=(0, 2))

@@ -166,7 +166,10 @@ def recipe_values(name: str) -> dict[str, Any]:
         return {"model": name}
     if exists:
         instead = f"text to train on is named by data={name}"
-        if path.is_dir():
+        if (path / "adapter_config.json").is_file():
+            instead = ("it holds an adapter alone; tightfit export RUN --merge writes the whole model, to "
+                       "train on with that folder's name")
+        elif path.is_dir():
             instead = f"a model's folder holds config.json, which is not there; {instead}"
         if path.suffix == ".json":
             instead = (f"TrainingArguments go behind a model: tightfit plan MODEL --training-args {name}, which with "

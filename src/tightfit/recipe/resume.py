@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tightfit.errors import CheckpointError
@@ -21,10 +22,11 @@ MAY_CHANGE = frozenset({
 """Fields that the mathematics of a step does not depend on: a run may go on with others."""
 
 
-def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
+def continued(wanted: Recipe, saved: Recipe, elsewhere: Path) -> tuple[Recipe, list[str]]:
     """`wanted` with what it leaves to `auto` taken from the run it continues, and which fields change its rounding.
 
-    Raises CheckpointError listing every difference that the mathematics depends on.
+    elsewhere: a folder that another run may have. Raises CheckpointError listing every difference that the mathematics
+    depends on.
     """
     wanted = wanted.model_copy(update={"backend": wanted.backend.continuing(saved.backend)})
     values, before = wanted.to_dict(), saved.to_dict()
@@ -34,7 +36,8 @@ def continued(wanted: Recipe, saved: Recipe) -> tuple[Recipe, list[str]]:
     lines = [f"{name}: {then!r} then, {now!r} now" for name, then, now in differences(fixed[0], fixed[1])]
     if lines:
         raise CheckpointError(
-            f"this run was started with another recipe ({'; '.join(lines)}); write what it had, or another output_dir"
+            f"this run was started with another recipe ({'; '.join(lines)}); write what it had to go on with it, or "
+            f"output_dir={elsewhere} for another run"
         )
     return Recipe.from_dict(filled), [name for name in ROUNDING if filled[name] != before[name]]
 

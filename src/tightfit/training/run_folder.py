@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -118,6 +119,11 @@ class RunFolder:
                 "folder"
             ) from None
 
+    def elsewhere(self) -> Path:
+        """A folder beside this one that is not there."""
+        return next(path for count in itertools.count(2)
+                    if not (path := self.path.with_name(f"{self.path.name}-{count}")).exists())
+
     def require_fresh(self) -> None:
         """Raises RecipeError where anything is here but a profile, which may come before a run."""
         names = [path.name for path in self.path.iterdir() if path.suffix != WRITING and path.name != LOCK]
@@ -129,7 +135,7 @@ class RunFolder:
             of_run = RECIPE not in others and not {METRICS, SUMMARY, CHECKPOINTS}.isdisjoint(others)
             lost = f", or put back the {RECIPE} of the run there, which is missing, to resume it" if of_run else ""
             raise RecipeError(f"output_dir: {self.path} is not empty (it holds {', '.join(others[:3])}); "
-                              f"write output_dir=... elsewhere{lost}")
+                              f"write output_dir={self.elsewhere()}{lost}")
 
     def require_kept(self) -> None:
         """Raises CheckpointError where the run's folder, or the recipe in it, was removed since the run began."""

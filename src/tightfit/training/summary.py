@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from tightfit.training.state import TrainerState
 
 SAMPLE_TOKENS = 160
-"""Length of the sample of the trained model's text."""
+"""Length of the sample of the trained model's text, in tokens."""
+SAMPLE_TEMPERATURE = 0.7
+"""Temperature at which its tokens are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,9 +212,10 @@ def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int) -
     if counts.trained != counts.every:
         parts.append(f"{counts.trained:,} are trained ({percent(counts.trained / counts.every)})")
     of_which = f", of which {' and '.join(parts)}{weights and ','}" if parts else ""
-    what = (f"{recipe.model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples of "
-            f"{recipe.data.source}, {global_batches:,} steps an epoch; {counted(recipe.max_steps, 'step')} at "
-            f"learning_rate {recipe.learning_rate:g}")
+    held_out = "" if data.evaluation is None else f" and {len(data.evaluation):,} held out"
+    what = (f"{recipe.model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples"
+            f"{held_out} of {recipe.data.source}, {global_batches:,} steps an epoch; "
+            f"{counted(recipe.max_steps, 'step')} at learning_rate {recipe.learning_rate:g}")
     rows = "packed" if isinstance(data.train, Packed) else "padded"
     length = "" if get_task(recipe.task).reads == "images" else f"seq_len={recipe.seq_len} ({rows} rows) "
     fields = ("batch_size", "micro_batch_size", *(
@@ -250,7 +253,7 @@ def sample_text(recipe: Recipe, step: Step, data: Prepared, log: Callable[[str],
         log("no sample: sample_prompt holds no token to begin with")
         return None
     try:
-        tokens = step.generate(prompt, SAMPLE_TOKENS, temperature=0.7, seed=recipe.seed)
+        tokens = step.generate(prompt, SAMPLE_TOKENS, temperature=SAMPLE_TEMPERATURE, seed=recipe.seed)
     except OutOfMemory as error:
         log(f"no sample: {error}")
         return None

@@ -152,17 +152,17 @@ class Trainer:
 
             finished = summary_if_finished(folder, recipe, saved)
             if kept or finished is not None:
-                recipe, rounding = continued(recipe, saved)
+                recipe, rounding = continued(recipe, saved, folder.elsewhere())
                 if rounding and finished is None:
                     self.listener.message(f"{', '.join(rounding)} changed: the run resumes with the same results up to "
                                           "rounding, not bit for bit")
             elif (folder.path / SUMMARY).exists() or (folder.path / MODEL).is_dir():
                 raise CheckpointError(f"output_dir: {folder.path} holds a finished run whose checkpoints are gone; "
-                                      "write another output_dir")
+                                      f"write output_dir={folder.elsewhere()}")
         if finished is not None:
             length = "early_stopping_patience" if finished.early_stopped else length_field(recipe)
             self.listener.message(f"{folder.path} holds a finished run of {finished.steps} steps; to train on write a "
-                                  f"larger {length}=..., to start anew another output_dir=...")
+                                  f"larger {length}=..., to start anew output_dir={folder.elsewhere()}")
             if self.module is not None:
                 give_weights(self.module, finished, recipe, folder, world, self.listener.message)
             return finished

@@ -91,7 +91,8 @@ def training_arguments(recipe: Recipe) -> Arguments:
     techniques = [technique for slot in (*TECHNIQUES, "loss") if (technique := getattr(recipe, slot)) != "auto"]
     if unsaid := [technique for technique in techniques if technique.hf_arguments(on_cpu) is None]:
         named = ", ".join(f"{technique.slot}={technique.name}" for technique in unsaid)
-        other = "loss=plain, whose logits are whole as the Trainer's," if recipe.loss in unsaid else "another,"
+        other = "loss=plain, whose logits are whole as the Trainer's," if recipe.loss in unsaid else (
+            f"{unsaid[0].slot}={SLOTS[unsaid[0].slot][0].name},")
         raise RecipeError(f"{named}: TrainingArguments cannot say it as the recipe does; write {other} call "
                           "tightfit.Trainer, or keep your own loop with tightfit.apply(model, recipe)")
     if recipe.trainable.freezes:

@@ -102,7 +102,7 @@ def _as_today(given: Mapping[str, Any]) -> dict[str, Any]:
     if ratio := found.pop("warmup_ratio", None):  # steps stand above it
         found["warmup_steps"] = found.get("warmup_steps") or ratio
     if found.pop("group_by_length", False):
-        raise RecipeError("group_by_length: true orders the data otherwise than at random; write false or leave it out")
+        found["train_sampling_strategy"] = "group_by_length"
     if found.pop("adafactor", False):
         found["optim"] = "adafactor"
     return {name: value for name, value in found.items()

@@ -107,7 +107,9 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
         False, "changes the global batch where memory runs out; leave it out: recover=true halves micro-batches alone",
     ),
     "accelerator_config": (None, "changes how batches are split, sent or accumulated; leave it out"),
-    "train_sampling_strategy": ("random", "orders the data otherwise than at random; write 'random'"),
+    "train_sampling_strategy": (
+        "random", "orders the data otherwise than at random; write 'random', or group_by_length=false",
+    ),
     "ddp_timeout": (1800, _PROCESSES),
     "local_rank": (-1, _PROCESSES),
     **dict.fromkeys((
