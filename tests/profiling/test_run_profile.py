@@ -80,7 +80,7 @@ def test_the_profiled_step_is_left_out_of_the_speed(run):
 
 def test_a_run_that_goes_on_past_the_step_profiles_none(run):
     train({**run, "profile_step": 5, "save_steps": 6})
-    kept = Path(run["output_dir"]) / "profile/profile.json"
+    kept = Path(run["output_dir"]) / "profile/profile.json.gz"
     before = kept.stat().st_mtime_ns
     _, messages = train({**run, "profile_step": 5, "save_steps": 6, "max_steps": 12, "lr_scheduler_type": "cosine"})
     assert any("resuming from step 7" in message for message in messages)

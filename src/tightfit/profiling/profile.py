@@ -1,35 +1,31 @@
 """A profile: one recipe's training step, measured and predicted; and its folder.
 
-    RUN_DIR/profile/profile.json, measured.json.gz, predicted.json.gz
+    RUN_DIR/profile/profile.json.gz
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, PlainSerializer
 
 from tightfit.devices import Device
-from tightfit.errors import RecipeError, ReportError
-from tightfit.files import write_atomically
+from tightfit.errors import ReportError
 from tightfit.models import GIVEN_MODULE
 from tightfit.profiling import FOLDER
 from tightfit.recipe import Recipe
 from tightfit.recipe.sections import GIVEN_ROWS
 from tightfit.trace import Phase, Trace
-from tightfit.trace.file import load_trace, save_trace, wrong_fields
+from tightfit.trace.file import FileFormat
 from tightfit.trace.lanes import Stretch
 from tightfit.training.run_folder import RECIPE
 
-FORMAT, VERSION = "tightfit-profile", 1
 NOT_PREDICTED = "not predicted: "
 """Beginning of the note that says why a step has no prediction."""
-VALUES_FILE = "profile.json"
+PROFILE = "profile.json.gz"
 TRACES = ("measured", "predicted")
 
 
@@ -64,7 +60,7 @@ class Profile:
     versions: of the libraries, by name. notes: sentences about how sure it is.
     """
 
-    recipe: Annotated[Recipe, BeforeValidator(_resolved)]
+    recipe: Annotated[Recipe, BeforeValidator(_resolved), PlainSerializer(Recipe.to_dict)]
     device: Device
     step_seconds: Amount
     tokens: Amount = 0.0
@@ -108,36 +104,20 @@ class Profile:
         return next((note for note in self.notes if note.startswith(NOT_PREDICTED)), "")
 
 
-@cache
-def _adapter() -> TypeAdapter[Profile]:
-    return TypeAdapter(Profile)
+PROFILE_FILE = FileFormat("profile", 2, Profile)
 
 
 def save(profile: Profile, folder: Path) -> Path:
-    """Write a profile into `folder`/profile, each file whole or not at all, and return that path.
-
-    profile.json is written last and removed first: where it stands, the traces in its folder belong to it. Raises
-    OSError.
-    """
+    """Write a profile into `folder`/profile, whole or not at all, and return that path. Raises OSError."""
     home = folder / FOLDER
     home.mkdir(parents=True, exist_ok=True)
-    (home / VALUES_FILE).unlink(missing_ok=True)
-    kept = {name: trace for name in TRACES if (trace := getattr(profile, name)) is not None}
-    for name in TRACES:
-        path = home / f"{name}.json.gz"
-        if name in kept:
-            save_trace(kept[name], path)
-        else:
-            path.unlink(missing_ok=True)
-    plain = _adapter().dump_python(replace(profile, measured=None, predicted=None), mode="json", exclude=set(TRACES))
-    values = {"format": FORMAT, "version": VERSION, **plain, "traces": list(kept)}
-    write_atomically(home / VALUES_FILE, json.dumps(values, indent=2, allow_nan=False) + "\n")
+    PROFILE_FILE.save(profile, home / PROFILE)
     return home
 
 
 def home_of(folder: Path) -> Path | None:
     """The folder of the profile of a run's folder, or that folder itself; None where neither holds one."""
-    return next((home for home in (folder / FOLDER, folder) if (home / VALUES_FILE).is_file()), None)
+    return next((home for home in (folder / FOLDER, folder) if (home / PROFILE).is_file()), None)
 
 
 def how_to_profile(folder: Path) -> str:
@@ -159,32 +139,7 @@ def load(folder: Path) -> Profile:
     home = home_of(folder)
     if home is None:
         raise ReportError(f"{folder}: {_missing(folder)}; {how_to_profile(folder)}")
-    path = home / VALUES_FILE
-    try:
-        values = json.loads(path.read_text("utf-8"), parse_constant=_no_constant)
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, error) from None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise ReportError(f"{path}: this is no profile of tightfit's; write a folder that `tightfit profile` made")
-    version = values.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise ReportError(f"{path}: the profile is of version {version!r}, and this tightfit reads up to {VERSION}; "
-                          "update tightfit, or read it with the one that wrote it")
-    try:
-        named = [name for name in TRACES if name in values["traces"]]
-        profile = _adapter().validate_python({**values, "measured": None, "predicted": None})
-    except ValidationError as error:
-        raise _damaged(path, wrong_fields(error)) from None
-    except (KeyError, TypeError, OverflowError, RecipeError) as error:
-        raise _damaged(path, error) from None
-    traces = {name: load_trace(home / f"{name}.json.gz") for name in named}
-    return replace(profile, measured=traces.get("measured"), predicted=traces.get("predicted"))
-
-
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is no finite number")
+    return PROFILE_FILE.load(home / PROFILE)
 
 
 def _missing(folder: Path) -> str:
@@ -193,7 +148,3 @@ def _missing(folder: Path) -> str:
     if not folder.is_dir():
         return "this is no folder"
     return "this folder holds no profile" + ("" if (folder / RECIPE).is_file() else f", and no {RECIPE} of a run")
-
-
-def _damaged(path: Path, reason: object) -> ReportError:
-    return ReportError(f"{path}: the profile is damaged ({reason}); profile again")

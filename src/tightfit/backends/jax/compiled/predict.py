@@ -27,7 +27,7 @@ from tightfit.models import read_config
 from tightfit.recipe import Recipe
 from tightfit.system import expanded, installed, version_of
 from tightfit.trace import Trace, UntracedMemory
-from tightfit.trace.file import load_trace
+from tightfit.trace.file import TRACE_FILE
 
 WORKER = "tightfit.backends.jax.compiled.worker"
 PLUGINS = ("xla_cuda12", "xla_cuda13")
@@ -95,7 +95,7 @@ def _cached(recipe: Recipe, device: Device) -> Trace:
     path = folder / f"{_digest(recipe, device)}.json.gz"
     if path.exists():
         try:
-            return load_trace(path)
+            return TRACE_FILE.load(path)
         except ReportError:  # damaged: made anew
             path.unlink(missing_ok=True)
     if not any(find_spec(f"jax_plugins.{name}") for name in PLUGINS if find_spec("jax_plugins")):
@@ -107,7 +107,7 @@ def _cached(recipe: Recipe, device: Device) -> Trace:
         with tempfile.TemporaryDirectory(prefix=".compiling-", dir=folder) as inside:
             made = Path(inside) / "trace.json.gz"
             _compile(recipe, device, Path(inside) / "dump", made)
-            trace = load_trace(made)
+            trace = TRACE_FILE.load(made)
             made.replace(path)
             return trace
     except OSError as error:

@@ -28,7 +28,7 @@ from tightfit.backends.jax.update import lower_step
 from tightfit.devices import Device
 from tightfit.errors import TightfitError, one_line
 from tightfit.recipe import Recipe
-from tightfit.trace.file import save_trace
+from tightfit.trace.file import TRACE_FILE
 
 LOOK_EVERY = 0.05
 """Seconds between looks at what XLA has written."""
@@ -42,7 +42,7 @@ def main(dump: Path, trace: Path) -> None:
     device = Device(**{**job["device"], "capability": tuple(job["device"]["capability"])})
     try:
         _plan_memory(*lowered_for(Recipe.from_dict(job["recipe"]), device), dump)
-        save_trace(trace_of(read_step(dump, "gpu")), trace)
+        TRACE_FILE.save(trace_of(read_step(dump, "gpu")), trace)
     except Exception as error:  # JAX and XLA raise what they like for what they cannot do
         ours = isinstance(error, TightfitError)
         text = str(error) if ours else f"model: XLA cannot compile this step for {device.name}: {one_line(error)}"
