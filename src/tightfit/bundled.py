@@ -26,12 +26,6 @@ def _gpt2(layers: int, heads: int, width: int) -> Bundled:
     return Bundled("GPT2Config", "causal-lm", {"n_layer": layers, "n_head": heads, "n_embd": width})
 
 
-def _bert(layers: int, heads: int, width: int) -> Bundled:
-    return Bundled("BertConfig", "masked-lm", {
-        "num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width, "intermediate_size": 4 * width,
-    })
-
-
 def _t5(layers: int, heads: int, width: int, mlp: int) -> Bundled:
     return Bundled("T5Config", "seq2seq", {
         "num_layers": layers, "num_decoder_layers": layers, "num_heads": heads, "d_model": width, "d_ff": mlp,
@@ -39,12 +33,15 @@ def _t5(layers: int, heads: int, width: int, mlp: int) -> Bundled:
     })
 
 
+def _sizes(layers: int, heads: int, width: int, mlp: int, **more: Any) -> dict[str, Any]:
+    """The numbers by the names that most configurations have for them."""
+    return {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width, "intermediate_size": mlp,
+            **more}
+
+
 def _llama(layers: int, heads: int, kv_heads: int, width: int, mlp: int, **more: Any) -> dict[str, Any]:
     """The numbers that Llama's configuration shares with its descendants'."""
-    return {
-        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "hidden_size": width, "intermediate_size": mlp, **more,
-    }
+    return _sizes(layers, heads, width, mlp, num_key_value_heads=kv_heads, **more)
 
 
 def _llama3(layers: int, width: int, mlp: int, rope_factor: float, tied: bool, heads: int = 32) -> Bundled:
@@ -82,19 +79,6 @@ def _gemma3(
     ))
 
 
-def _modernbert(layers: int, heads: int, width: int, mlp: int) -> Bundled:
-    return Bundled("ModernBertConfig", "masked-lm", {
-        "num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width, "intermediate_size": mlp,
-    })
-
-
-def _vit(layers: int, heads: int, width: int, patch: int) -> Bundled:
-    return Bundled("ViTConfig", "image-classification", {
-        "num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width,
-        "intermediate_size": 4 * width, "patch_size": patch, "num_labels": 1000,
-    })
-
-
 def _qwen2(layers: int, heads: int, kv_heads: int, width: int, mlp: int, **more: Any) -> Bundled:
     rope = {"rope_type": "default", "rope_theta": 1000000.0}
     return Bundled("Qwen2Config", "causal-lm", _llama(
@@ -103,19 +87,13 @@ def _qwen2(layers: int, heads: int, kv_heads: int, width: int, mlp: int, **more:
     ))
 
 
-def _qwen3_moe(layers: int, heads: int, kv_heads: int, width: int, mlp: int, **more: Any) -> Bundled:
-    return Bundled("Qwen3MoeConfig", "causal-lm", _llama(
-        layers, heads, kv_heads, width, mlp, norm_topk_prob=True, **more,
-    ))
-
-
 BUNDLED: dict[str, Bundled] = {
     "gpt2": _gpt2(12, 12, 768),
     "gpt2-medium": _gpt2(24, 16, 1024),
     "gpt2-large": _gpt2(36, 20, 1280),
     "gpt2-xl": _gpt2(48, 25, 1600),
-    "bert-base": _bert(12, 12, 768),
-    "bert-large": _bert(24, 16, 1024),
+    "bert-base": Bundled("BertConfig", "masked-lm", _sizes(12, 12, 768, 3072)),
+    "bert-large": Bundled("BertConfig", "masked-lm", _sizes(24, 16, 1024, 4096)),
     "distilbert-base": Bundled("DistilBertConfig", "masked-lm", {
         "n_layers": 6, "n_heads": 12, "dim": 768, "hidden_dim": 3072,
     }),
@@ -125,8 +103,8 @@ BUNDLED: dict[str, Bundled] = {
     "t5-small": _t5(6, 8, 512, 2048),
     "t5-base": _t5(12, 12, 768, 3072),
     "t5-large": _t5(24, 16, 1024, 4096),
-    "modernbert-base": _modernbert(22, 12, 768, 1152),
-    "modernbert-large": _modernbert(28, 16, 1024, 2624),
+    "modernbert-base": Bundled("ModernBertConfig", "masked-lm", _sizes(22, 12, 768, 1152)),
+    "modernbert-large": Bundled("ModernBertConfig", "masked-lm", _sizes(28, 16, 1024, 2624)),
     "llama-2-7b": Bundled("LlamaConfig", "causal-lm", _llama(
         32, 32, 32, 4096, 11008, vocab_size=32000, max_position_embeddings=4096, rms_norm_eps=1e-5,
     )),
@@ -158,10 +136,9 @@ BUNDLED: dict[str, Bundled] = {
     "opt-125m": Bundled("OPTConfig", "causal-lm", {
         "num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768, "ffn_dim": 3072,
     }),
-    "pythia-160m": Bundled("GPTNeoXConfig", "causal-lm", {
-        "num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072,
-        "vocab_size": 50304, "bos_token_id": 0, "eos_token_id": 0,
-    }),
+    "pythia-160m": Bundled("GPTNeoXConfig", "causal-lm", _sizes(
+        12, 12, 768, 3072, vocab_size=50304, bos_token_id=0, eos_token_id=0,
+    )),
     "gemma-2b": Bundled("GemmaConfig", "causal-lm", _llama(18, 8, 1, 2048, 16384, head_dim=256)),
     "gemma-3-1b": _gemma3(26, 4, 1, 1152, 6912, window=512, vocab=262144, positions=32768),
     "gemma-3-4b": _gemma3(34, 8, 4, 2560, 10240),
@@ -177,11 +154,10 @@ BUNDLED: dict[str, Bundled] = {
         original_max_position_embeddings=16384, bos_token_id=100257, eos_token_id=100265, pad_token_id=100349,
         resid_pdrop=0.0, embd_pdrop=0.0,
     )),
-    "phi-2": Bundled("PhiConfig", "causal-lm", {
-        "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 2560, "intermediate_size": 10240,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4},
-        "resid_pdrop": 0.1, "bos_token_id": 50256, "eos_token_id": 50256,
-    }),
+    "phi-2": Bundled("PhiConfig", "causal-lm", _sizes(
+        32, 32, 2560, 10240, resid_pdrop=0.1, bos_token_id=50256, eos_token_id=50256,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4},
+    )),
     "olmoe-1b-7b": Bundled("OlmoeConfig", "causal-lm", _llama(
         16, 16, 16, 2048, 1024, vocab_size=50304, max_position_embeddings=4096, num_experts=64, num_experts_per_tok=8,
         pad_token_id=1, eos_token_id=50279, router_aux_loss_coef=0.01,
@@ -191,19 +167,25 @@ BUNDLED: dict[str, Bundled] = {
         num_local_experts=32, num_experts_per_tok=4, pad_token_id=199999, eos_token_id=200002,
         router_aux_loss_coef=0.9,
     )),
-    "qwen3-30b-a3b": _qwen3_moe(
-        48, 32, 4, 2048, 6144, head_dim=128, vocab_size=151936, max_position_embeddings=40960, num_experts=128,
-        num_experts_per_tok=8, moe_intermediate_size=768, decoder_sparse_step=1, bos_token_id=151643,
+    "qwen3-30b-a3b": Bundled("Qwen3MoeConfig", "causal-lm", _llama(
+        48, 32, 4, 2048, 6144, norm_topk_prob=True, head_dim=128, vocab_size=151936, max_position_embeddings=40960,
+        num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768, decoder_sparse_step=1, bos_token_id=151643,
         eos_token_id=151645, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
-    ),
-    "moe-tiny": _qwen3_moe(  # every other feed-forward block is one of experts
-        4, 4, 2, 128, 512, head_dim=32, vocab_size=2048, max_position_embeddings=1024, num_experts=8,
-        num_experts_per_tok=2, moe_intermediate_size=256, decoder_sparse_step=2, bos_token_id=0, eos_token_id=0,
-        router_aux_loss_coef=0.01,
-    ),
-    "vit-base": _vit(12, 12, 768, 16),
-    "vit-large": _vit(24, 16, 1024, 16),
-    "vit-huge": _vit(32, 16, 1280, 14),
+    )),
+    "moe-tiny": Bundled("Qwen3MoeConfig", "causal-lm", _llama(  # every other feed-forward block is one of experts
+        4, 4, 2, 128, 512, norm_topk_prob=True, head_dim=32, vocab_size=2048, max_position_embeddings=1024,
+        num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256, decoder_sparse_step=2, bos_token_id=0,
+        eos_token_id=0, router_aux_loss_coef=0.01,
+    )),
+    "vit-base": Bundled("ViTConfig", "image-classification", _sizes(
+        12, 12, 768, 3072, patch_size=16, num_labels=1000,
+    )),
+    "vit-large": Bundled("ViTConfig", "image-classification", _sizes(
+        24, 16, 1024, 4096, patch_size=16, num_labels=1000,
+    )),
+    "vit-huge": Bundled("ViTConfig", "image-classification", _sizes(
+        32, 16, 1280, 5120, patch_size=14, num_labels=1000,
+    )),
     "transformer-156m": Bundled("transformer", "causal-lm", {}),
 }
 """Bundled shapes by name. What a shape does not state is the configuration class's default."""
