@@ -76,7 +76,7 @@ class ModelSize:
 
     @property
     def parameters_text(self) -> str:
-        """The parameters and those that a token meets, as a person reads them; empty where it meets them all."""
+        """The parameters and those that are active per token, as a person reads them; empty where all are."""
         if self.active_parameters == self.parameters:
             return ""
-        return f"{self.parameters:,} parameters, of which a token meets {self.active_parameters:,}"
+        return f"{self.parameters:,} parameters, of which {self.active_parameters:,} are active per token"

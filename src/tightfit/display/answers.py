@@ -12,7 +12,7 @@ from tightfit.planning.search.wording import changing
 from tightfit.planning.timing.copies import HIDDEN_SPEED, Copies
 from tightfit.planning.whole_run import startup
 from tightfit.recipe import Recipe
-from tightfit.recipe.words import field_text
+from tightfit.recipe.yaml import field_text
 from tightfit.tasks import TASKS
 from tightfit.text import counted, percent, seconds, size
 from tightfit.trace import UntracedMemory

@@ -41,7 +41,7 @@ def plan_page(plan: Plan) -> str:
         __package__ or "", "plan.html.jinja", title=heading(plan), sections=sections,
         contents=list(sections.items()),
         subtitle=as_written(plan.chosen.recipe) if plan.chosen else f"Nothing fits on {plan.device.name}",
-        figures=_figures(plan), answers=answers(plan), marks=marks(plan.candidates), words=1 + len(choices),
+        figures=_figures(plan), answers=answers(plan), marks=marks(plan), words=1 + len(choices),
         heads=["#", *(column.heading.replace("\n", " ") for column in shown)],
         rows=[[rank(plan, candidate), *(column.text(candidate) for column in shown)] for candidate in plan.candidates],
         frontier=_frontier(plan) if plan.candidates else None, bars=bars if plan.candidates else [],

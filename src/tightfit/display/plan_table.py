@@ -100,7 +100,7 @@ def _blocks(plan: Plan, width: int, verbose: bool) -> list[RenderableType]:
         blocks += [block for table in _tables(plan, width) for block in (Text(), table)]
         blocks += _copies(plan, width)
         blocks.append(legend(memories, plan.device.memory_bytes, width))
-        remarks = marks(plan.candidates, plan.experts is not None)
+        remarks = marks(plan)
         blocks += [Text(remarks)] if remarks else []
     more = details(plan) if verbose else [("more", adds(plan))]
     return [*blocks, Text(), _grid(suggestions(plan) + more)]

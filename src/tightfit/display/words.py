@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from tightfit.planning.costs import Estimate, Time
 from tightfit.planning.plan import Candidate, Plan, choices_of
 from tightfit.planning.timing.copies import Copies
 from tightfit.recipe import Recipe
-from tightfit.recipe.words import field_text, value_text
+from tightfit.recipe.yaml import field_text, value_text
 from tightfit.tasks import DOCUMENTS_A_ROW, TASKS
 from tightfit.text import around, percent, seconds, size
 
@@ -124,14 +124,14 @@ def _of_copies(text: Callable[[Copies], str], candidate: Candidate) -> str:
     return "-" if found is None else text(found)
 
 
-def marks(candidates: Sequence[Candidate], experts: bool = False) -> str:
-    """The meaning of the marks in the table; empty where there are none. experts: whether tokens meet a part of N."""
-    found = []
+def marks(plan: Plan) -> str:
+    """The meaning of the marks in the table; empty where there are none."""
+    found, candidates = [], plan.candidates
     shared = [c.recipe for c in candidates if c.recipe.mode == "train"
               and c.recipe.data.shares_rows(TASKS[c.recipe.task])]
     if any(candidate.estimate.time.mfu for candidate in candidates):
         frozen = any(candidate.recipe.trainable.freezes for candidate in candidates)
-        told = ", N those that it meets" * experts + ", 4 N of frozen weights" * frozen
+        told = ", N the active parameters" * (plan.experts is not None) + ", 4 N of frozen weights" * frozen
         apart = f" of a document, {DOCUMENTS_A_ROW} a row" * bool(shared)
         found.append(f"MFU: 6 N a token{told}, and every pair of positions{apart}")
     if any(recipe.seq_len >= LONG_ROWS for recipe in shared):

@@ -18,7 +18,7 @@ from tightfit.data.samples import Packed
 from tightfit.errors import DataError, OutOfMemory
 from tightfit.metrics import metrics_text
 from tightfit.recipe import CHOICES, Recipe
-from tightfit.recipe.words import field_text
+from tightfit.recipe.yaml import field_text
 from tightfit.tasks import get_task
 from tightfit.techniques import VARIANTS
 from tightfit.text import counted, percent, size
@@ -208,7 +208,7 @@ def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int) -
     weights, counts = "", step.parameters
     if recipe.model in BUNDLED:
         weights = " from random weights (a bundled shape; a Hugging Face id or folder brings its own)"
-    parts = [f"a token meets {counts.active:,}"] if counts.active != counts.every else []
+    parts = [f"{counts.active:,} are active per token"] if counts.active != counts.every else []
     if counts.trained != counts.every:
         parts.append(f"{counts.trained:,} are trained ({percent(counts.trained / counts.every)})")
     of_which = f", of which {' and '.join(parts)}{weights and ','}" if parts else ""

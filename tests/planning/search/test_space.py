@@ -15,7 +15,7 @@ from tightfit.planning.search.evaluate import InProcess
 from tightfit.planning.search.space import Space, sizes_to_try
 from tightfit.planning.search.wording import choices_text
 from tightfit.recipe import Recipe
-from tightfit.recipe.words import field_text
+from tightfit.recipe.yaml import field_text
 from tightfit.techniques.checkpointing import EveryNth
 
 AMPERE = Device(kind="cuda", name="A100", memory_bytes=1, capability=(8, 0))

@@ -18,7 +18,7 @@ from tightfit.planning.search.host_memory import enough_host_memory
 from tightfit.planning.search.more_gpus import more_gpus, scaling
 from tightfit.planning.search.smallest_gpu import smallest_gpu
 from tightfit.recipe import Recipe
-from tightfit.recipe.words import field_text
+from tightfit.recipe.yaml import field_text
 from tightfit.techniques import SLOTS
 
 TRAINING_ALONE = ("micro_batch_size", *(slot for slot, variants in SLOTS.items() if variants[0].trains_only))

@@ -15,7 +15,7 @@ from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration
 from tightfit.planning.search.space import sizes_to_try
 from tightfit.planning.search.wording import choices_text
 from tightfit.recipe import Recipe
-from tightfit.recipe.words import field_text
+from tightfit.recipe.yaml import field_text
 from tightfit.techniques import SLOTS
 
 FEW_OPEN = 2

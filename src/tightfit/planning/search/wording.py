@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tightfit.recipe import Recipe
-from tightfit.recipe.words import field_text
+from tightfit.recipe.yaml import field_text
 from tightfit.techniques import VARIANTS, Technique, is_searched
 
 
