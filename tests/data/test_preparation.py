@@ -181,7 +181,7 @@ def test_images_have_the_numbers_of_a_model_that_knows_their_classes(tmp_path: P
     for name in ("blue", "red"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (4, 4)).save(tmp_path / name / "0.png")
-    images, names = open_images(str(tmp_path), replace(TINY_IMAGES, label_names=("red", "blue")), None)
+    images, names = open_images(str(tmp_path), replace(TINY_IMAGES, label_names=("red", "blue")), None, (0.5, 0.5))
     assert names == ("red", "blue")
     assert {file.parent.name: number for file, number in zip(images.files, images.classes, strict=True)} == {
         "red": 0, "blue": 1}

@@ -149,12 +149,11 @@ def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
 
 
 def _from_images(recipe: Recipe, facts: ModelFacts) -> Prepared:
-    images, names = open_images(recipe.data.source, facts, recipe.num_labels)
     held, own, scale = evaluation_data(recipe.data), None, pixel_scale(recipe, facts.num_channels)
+    images, names = open_images(recipe.data.source, facts, recipe.num_labels, scale)
     if held is not None:
-        others, _ = open_images(held.source, facts, recipe.num_labels, names)
-        own = padded(replace(others, scale=scale), recipe, facts)
-    train, evaluation = _divide(padded(replace(images, scale=scale), recipe, facts), recipe.data.eval_fraction, own)
+        own = padded(open_images(held.source, facts, recipe.num_labels, scale, names)[0], recipe, facts)
+    train, evaluation = _divide(padded(images, recipe, facts), recipe.data.eval_fraction, own)
     return Prepared(train=train, evaluation=evaluation, classes=dict(enumerate(names)),
                     image_processor=image_processor(facts, scale))
 

@@ -35,7 +35,7 @@ class ImageFolder:
     classes: tuple[int, ...]
     size: int
     channels: int
-    scale: tuple[Any, Any] = CENTRED_SCALE
+    scale: tuple[Any, Any]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -46,10 +46,10 @@ class ImageFolder:
 
 
 def open_images(
-    source: str, facts: ModelFacts, num_labels: int | None, known: tuple[str, ...] = ()
+    source: str, facts: ModelFacts, num_labels: int | None, scale: tuple[Any, Any], known: tuple[str, ...] = ()
 ) -> tuple[ImageFolder, tuple[str, ...]]:
-    """The images in `source/<class>/`, and the names of the classes by number. known: the names, where there are some
-    already.
+    """The images in `source/<class>/`, and the names of the classes by number. scale: as of `pixel_scale`. known: the
+    names, where there are some already.
 
     Raises DataError for other contents, and for fewer classes than the model's where no `num_labels` asks for those.
     """
@@ -75,7 +75,8 @@ def open_images(
                         "from image files; write a model that reads square images of 1 or 3 channels")
     pairs = [(file, number) for number, name in enumerate(names) for file in found.get(name, ())]
     files, numbers = zip(*pairs, strict=True)
-    return ImageFolder(files=files, classes=numbers, size=facts.image_size, channels=facts.num_channels), names
+    return ImageFolder(files=files, classes=numbers, size=facts.image_size, channels=facts.num_channels,
+                       scale=scale), names
 
 
 def pixel_scale(recipe: Recipe, channels: int) -> tuple[Any, Any]:
