@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from traceback import clear_frames
@@ -177,6 +178,14 @@ def one_line(error: BaseException) -> str:
     """An exception's message without line breaks, at most 300 characters long."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
+
+
+def last_words(output: str) -> str:
+    """The line in which a process that failed seems to say why: the last of an error, fatal ones of XLA's log among
+    them, or else the last."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    of_errors = [line for line in lines if "Error" in line or "error" in line or re.match(r"F\d{4} |Fatal", line)]
+    return (of_errors or lines or [""])[-1][-400:]
 
 
 def shown(value: Any) -> str:

@@ -39,7 +39,6 @@ def plan_page(plan: Plan) -> str:
         sections["recipe"] = "The recipe"
     return render(
         __package__ or "", "plan.html.jinja", title=heading(plan), sections=sections,
-        contents=list(sections.items()),
         subtitle=as_written(plan.chosen.recipe) if plan.chosen else f"Nothing fits on {plan.device.name}",
         figures=_figures(plan), answers=answers(plan), marks=marks(plan), words=1 + len(choices),
         heads=["#", *(column.heading.replace("\n", " ") for column in shown)],

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import psutil
 from pydantic import BaseModel
 
+from tightfit.errors import last_words
 from tightfit.ladder.rows import OURS, Status
 from tightfit.ladder.rungs import DEVICES, Launch
 from tightfit.system import KILLED_STATUS
@@ -25,8 +26,6 @@ POLL_SECONDS = 0.2
 """Seconds between two looks at what a process has written."""
 ENDING_SECONDS = 30.0
 """Seconds that a process may take to end once its last job is done."""
-LAST_WORDS = 400
-"""Characters of a failed process's last words that are kept."""
 
 
 class Job(BaseModel, frozen=True):
@@ -136,10 +135,8 @@ def without_outcome(code: int, said: str) -> Outcome:
     before, torchrun, report = said.partition("torch/distributed/elastic/")
     killed = "(exitcode: -9)" in report
     own = before.rpartition("\n")[0] if torchrun else said
-    lines = [line.strip() for line in own.splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if "Error" in line or "error" in line), lines[-1] if lines else "")
     if killed or code == KILLED_STATUS:
         return Outcome(status="killed",
                        reason=f"killed by signal {-KILLED_STATUS}, perhaps by the system for lack of host memory")
     how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    return Outcome(status="failed", reason=f"{last[-LAST_WORDS:]} ({how})" if last else how)
+    return Outcome(status="failed", reason=f"{last} ({how})" if (last := last_words(own)) else how)

@@ -47,7 +47,6 @@ def page(run: LadderRun) -> str:
     return render(
         __package__ or "", "page.html.jinja", title=ladder.title, run=run, heading=heading(run)[1:], heads=heads,
         rows=rows, charts=charts, figures=figures, sections=sections,
-        contents=list(sections.items()),
         changes=[(result.rung.name, _yaml(result.rung.changes), result.rung.against or "") for result in ours],
         guides=guides().guides, techniques=[_technique(effect) for effect in effects(results)],
         quantiles=QUANTILES, ratios=ratios, facts=_facts(run, results), notes=notes(results),

@@ -188,7 +188,6 @@ class Adafactor(_Decaying):
     speed: ClassVar[str] = "slower than AdamW"
     memory: ClassVar[str] = "almost none for matrices: rows plus columns"
     numerics_change: ClassVar[int] = 4
-    learning_rate_note: ClassVar[str] = "Adafactor wants another learning rate than AdamW: about 1e-2."
     state_bytes: ClassVar[float] = 0.05
     works_on_shards: ClassVar[bool] = False  # its means are of whole rows and columns, and of whole tensors
     bf16_roundings: ClassVar = ()
@@ -198,7 +197,6 @@ class Adafactor(_Decaying):
     """Whether the learning rate is relative to the size of each matrix."""
 
     def notes(self, learning_rate: float) -> tuple[str, ...]:
-        """A note on a learning rate that is below the relative step of the paper."""
         if learning_rate >= ADAFACTOR_USUAL_RATE / 2 or not self.scale_parameter:
             return ()
         return (f"adafactor's learning rate is relative to the size of the weights: {ADAFACTOR_USUAL_RATE:g} is usual, "

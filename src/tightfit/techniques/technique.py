@@ -67,8 +67,6 @@ class Technique:
     """How far it changes results: 0 not at all, or as every training does (mixed precision); 1 states of 8 or 16 bits;
     2 weights of 16 bits, or products of 8; 3 states of 4 bits; 4 other steps, or another learning rate. `auto`
     takes the mildest that serves."""
-    learning_rate_note: ClassVar[str] = ""
-    """The learning rate that it wants where that is not AdamW's, as a sentence of a plan."""
     auto_on: ClassVar[tuple[str, ...]] = ("pytorch", "jax")
     """The backends on which `auto` considers it; none for what only those take who name it."""
     trains_only: ClassVar[bool] = False
@@ -99,6 +97,10 @@ class Technique:
     def refuse(self, recipe: Recipe, device: Device) -> Iterator[str]:
         """Reasons, as sentences, why this technique cannot serve `recipe` on `device`; none if it can."""
         yield from ()
+
+    def notes(self, learning_rate: float) -> tuple[str, ...]:
+        """Sentences for a run, or a plan, with that learning rate."""
+        return ()
 
     def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:
         """Hugging Face's TrainingArguments that say this, without those that are so by default; None where none can.

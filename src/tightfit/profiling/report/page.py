@@ -140,7 +140,7 @@ def _page(recipe: Recipe, sections: Sequence[str], **values: Any) -> str:
     return render(__package__ or "", "report.html.jinja", charts=charts, yaml=to_yaml(recipe.to_dict()),
                   logged_rows=logged_rows, logged=[name for name, *_ in LOGGED],
                   subtitle=f"{work(recipe)}: {as_written(recipe)}",
-                  contents=[(name, SECTIONS[name]) for name in sections], **values)
+                  sections={name: SECTIONS[name] for name in sections}, **values)
 
 
 def _difference(ours: Profile, theirs: Profile) -> dict[str, Any]:

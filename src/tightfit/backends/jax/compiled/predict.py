@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tightfit import errors
 from tightfit.backends import cuda_context
 from tightfit.devices import Device
-from tightfit.errors import MissingLibrary, ModelError, Refused, ReportError
+from tightfit.errors import MissingLibrary, ModelError, Refused, ReportError, last_words
 from tightfit.models import read_config
 from tightfit.recipe import Recipe
 from tightfit.system import expanded, installed, version_of
@@ -42,8 +42,6 @@ INDIFFERENT = frozenset({
 """Fields that change nothing of a compiled step."""
 COMPILE_SECONDS = 900.0
 """Seconds that one compilation may take."""
-LAST_WORDS = 300
-"""Characters of a failed compilation's last words that are kept."""
 JAX_SHARE = 0.75
 """The share of a GPU's memory that JAX takes as it starts, by default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
 KIB = 1024
@@ -104,12 +102,9 @@ def _cached(recipe: Recipe, device: Device) -> Trace:
         raise MissingLibrary("jax-cuda12-plugin", "compiling for a GPU", install)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".compiling-", dir=folder) as inside:
-            made = Path(inside) / "trace.json.gz"
-            _compile(recipe, device, Path(inside) / "dump", made)
-            trace = TRACE_FILE.load(made)
-            made.replace(path)
-            return trace
+        with tempfile.TemporaryDirectory(prefix=".compiling-", dir=folder) as dump:
+            _compile(recipe, device, Path(dump), path)
+            return TRACE_FILE.load(path)
     except OSError as error:
         raise Refused(f"cache_dir: {folder} cannot be written ({error.strerror or error}); write cache_dir=<a folder "
                       "with room>") from None
@@ -133,9 +128,7 @@ def _compile(recipe: Recipe, device: Device, dump: Path, trace: Path) -> None:
     if done.stdout.startswith("{"):
         failure = json.loads(done.stdout)
         raise getattr(errors, failure["kind"], ModelError)(failure["text"])
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if "Error" in line or line.startswith("F")), (lines or [""])[-1])
-    raise ModelError(f"model: XLA cannot compile this step for {device.name}: {last[-LAST_WORDS:]}")
+    raise ModelError(f"model: XLA cannot compile this step for {device.name}: {last_words(done.stderr)}")
 
 
 def _digest(recipe: Recipe, device: Device) -> str:
