@@ -18,7 +18,7 @@ import pytest
 from tests.data.helpers import FACTS, arrays, recipe, write_jsonl, write_texts
 from tightfit.data import Prepared, prepare
 from tightfit.data.corpora import open_corpus
-from tightfit.data.sources import read_image
+from tightfit.data.images import read_image
 from tightfit.errors import DataError
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Data

@@ -15,8 +15,8 @@ from PIL import Image
 from tests.data.helpers import FACTS, arrays, recipe, texts, write_jsonl, write_texts
 from tests.failing import failing
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
+from tightfit.data.images import image_processor, open_images, read_image
 from tightfit.data.samples import Packed, truncated
-from tightfit.data.sources import image_processor, open_images, read_image
 from tightfit.data.tokenized import class_ids
 from tightfit.errors import DataError, Refused
 from tightfit.model_facts import ModelFacts

@@ -33,7 +33,6 @@ from tightfit.data.readers import (
     Wanted,
 )
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
-from tightfit.data.sources import Dummy, image_processor, open_images, pixel_scale
 from tightfit.data.splitting import Progress, Split, held_out
 from tightfit.data.tokenized import Part, classes_by_number, something_to_learn, tokenize, unigram_loss, unlearned
 from tightfit.data.tokenizer_choice import choose_tokenizer, named_tokenizer
@@ -136,6 +135,8 @@ def _from_rows(recipe: Recipe, facts: ModelFacts, rows: Mapping[str, Rows], prog
 
 
 def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
+    from tightfit.data.dummy import Dummy  # for random examples alone
+
     def samples(count: int, part: int) -> Samples:
         return Padded(pad_id=facts.pad_token_id, examples=Dummy(
             task=get_task(recipe.task), facts=facts, seq_len=recipe.seq_len, seed=recipe.seed, count=count, part=part))
@@ -149,6 +150,8 @@ def _from_dummy(recipe: Recipe, facts: ModelFacts) -> Prepared:
 
 
 def _from_images(recipe: Recipe, facts: ModelFacts) -> Prepared:
+    from tightfit.data.images import image_processor, open_images, pixel_scale  # for images alone
+
     held, own, scale = evaluation_data(recipe.data), None, pixel_scale(recipe, facts.num_channels)
     images, names = open_images(recipe.data.source, facts, recipe.num_labels, scale)
     if held is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from tightfit import techniques
 from tightfit.errors import RecipeError
 from tightfit.recipe.sections import (
     BestMetric,
@@ -22,25 +23,7 @@ from tightfit.recipe.sections import (
 )
 from tightfit.recipe.yaml import explain, slot_field
 from tightfit.tasks import TASKS
-from tightfit.techniques import (
-    SLOTS,
-    VARIANTS,
-    Accumulation,
-    Attention,
-    Backend,
-    Base,
-    Checkpointing,
-    Compile,
-    Loading,
-    Loss,
-    Offload,
-    Optimizer,
-    Parallel,
-    Precision,
-    TechniqueFacts,
-    Trainable,
-    Update,
-)
+from tightfit.techniques import SLOTS, VARIANTS, TechniqueFacts
 from tightfit.techniques.backend import Pytorch
 from tightfit.techniques.parallel import ManyProcesses, NoParallel
 from tightfit.techniques.technique import NUMBER, NonNegative, Positive, at_most
@@ -105,34 +88,34 @@ class Recipe(TechniqueFacts, BaseModel):
     """Global batch, in sequences: what one optimizer step learns from."""
     micro_batch_size: Positive | Auto = "auto"
     """Sequences in one forward pass; accumulation is derived, and the last micro-batch may be smaller."""
-    trainable: Annotated[Trainable, *slot_field("trainable")] = All()
+    trainable: Annotated[techniques.Trainable, *slot_field("trainable")] = All()
     """Parts that are trained: all, lora, dora, or named layers."""
-    base: Annotated[Base | Auto, *slot_field("base")] = "auto"
+    base: Annotated[techniques.Base | Auto, *slot_field("base")] = "auto"
     """Format of weights that are not trained: as-is, bf16, fp16, int8, nf4; `auto` is bf16 or fp16 beside adapters
     that compute in it, else as-is."""
-    precision: Annotated[Precision | Auto, *slot_field("precision")] = "auto"
+    precision: Annotated[techniques.Precision | Auto, *slot_field("precision")] = "auto"
     """Number formats: fp32, tf32, fp16, bf16, bf16-pure, fp8."""
-    loss: Annotated[Loss | Auto, *slot_field("loss")] = "auto"
+    loss: Annotated[techniques.Loss | Auto, *slot_field("loss")] = "auto"
     """Cross-entropy of whole logits, or chunk by chunk from the hidden states."""
-    checkpointing: Annotated[Checkpointing | Auto, *slot_field("checkpointing")] = "auto"
+    checkpointing: Annotated[techniques.Checkpointing | Auto, *slot_field("checkpointing")] = "auto"
     """Activation checkpointing."""
-    optimizer: Annotated[Optimizer | Auto, *slot_field("optimizer")] = "auto"
+    optimizer: Annotated[techniques.Optimizer | Auto, *slot_field("optimizer")] = "auto"
     """The optimizer."""
-    attention: Annotated[Attention | Auto, *slot_field("attention")] = "auto"
+    attention: Annotated[techniques.Attention | Auto, *slot_field("attention")] = "auto"
     """The attention kernel."""
-    accumulation: Annotated[Accumulation | Auto, *slot_field("accumulation")] = "auto"
+    accumulation: Annotated[techniques.Accumulation | Auto, *slot_field("accumulation")] = "auto"
     """Order of a global batch's passes: by micro-batch (loop; scan under jax), or block by block (by-block)."""
-    compile: Annotated[Compile | Auto, *slot_field("compile")] = "auto"
+    compile: Annotated[techniques.Compile | Auto, *slot_field("compile")] = "auto"
     """torch.compile."""
-    loading: Annotated[Loading, *slot_field("loading")] = Loading()
+    loading: Annotated[techniques.Loading, *slot_field("loading")] = techniques.Loading()
     """Loading of batches to the device."""
-    offload: Annotated[Offload | Auto, *slot_field("offload")] = "auto"
+    offload: Annotated[techniques.Offload | Auto, *slot_field("offload")] = "auto"
     """Parts of a step that wait in the host's memory while the device does not need them."""
-    update: Annotated[Update | Auto, *slot_field("update")] = "auto"
+    update: Annotated[techniques.Update | Auto, *slot_field("update")] = "auto"
     """Time of clipping, applying and dropping gradients; `auto` hides the copies of offloaded optimizer states."""
-    parallel: Annotated[Parallel, *slot_field("parallel")] = NoParallel()
+    parallel: Annotated[techniques.Parallel, *slot_field("parallel")] = NoParallel()
     """More than one device: ddp, fsdp and zero with a process for each, dp with one for all of a machine's (jax)."""
-    backend: Annotated[Backend, *slot_field("backend")] = Pytorch()
+    backend: Annotated[techniques.Backend, *slot_field("backend")] = Pytorch()
     """The framework that runs the step: pytorch, or jax with its own knobs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to run on: auto takes the CUDA device where there is one."""

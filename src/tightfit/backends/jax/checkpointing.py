@@ -12,37 +12,29 @@ import jax
 
 from tightfit.backends.jax.build import Build, Recomputation
 from tightfit.backends.jax.network import ATTENTION
-from tightfit.techniques.checkpointing import (
-    AttentionOnly,
-    Checkpointing,
-    EveryBlock,
-    EveryNth,
-    MlpOnly,
-    Segments,
-    Selective,
-)
+from tightfit.techniques import checkpointing as declared
 
 
-def checkpointing(technique: Checkpointing, build: Build) -> Build:
+def checkpointing(technique: declared.Checkpointing, build: Build) -> Build:
     return replace(build, recomputation=_recomputation(technique, build))
 
 
-def _recomputation(technique: Checkpointing, build: Build) -> Recomputation:
+def _recomputation(technique: declared.Checkpointing, build: Build) -> Recomputation:
     network = build.network
     match technique:
-        case EveryBlock(apart=True):
+        case declared.EveryBlock(apart=True):
             return Recomputation(branches=frozenset(branch.name for branch in network.branches))
-        case EveryBlock():
+        case declared.EveryBlock():
             return Recomputation(every=1)
-        case EveryNth(n=n):
+        case declared.EveryNth(n=n):
             return Recomputation(every=n)
-        case Segments(count="auto"):
+        case declared.Segments(count="auto"):
             return Recomputation(segments=round(math.sqrt(network.depth)))
-        case Segments(count=int(count)):
+        case declared.Segments(count=int(count)):
             return Recomputation(segments=min(count, network.depth))
-        case MlpOnly() | AttentionOnly():
+        case declared.MlpOnly() | declared.AttentionOnly():
             return Recomputation(branches=frozenset({technique.name}))
-        case Selective(keep=keep, offload=offload):
+        case declared.Selective(keep=keep, offload=offload):
             products = {"matmul-and-attention": network.products, "attention": (),
                         "every-other-matmul": network.products[::2]}[keep]
             names, policies = [*products, ATTENTION], jax.checkpoint_policies

@@ -1,4 +1,4 @@
-"""Samples that are not made from text: images in folders, random numbers."""
+"""Samples of images: files in a folder for each class."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from tightfit.data.corpora import missing_path
-from tightfit.data.samples import Example, generator, next_tokens
+from tightfit.data.samples import Example
 from tightfit.data.tokenized import classes_by_number
 from tightfit.errors import DataError, MissingLibrary
 from tightfit.model_facts import ModelFacts
 from tightfit.models import resolve_source
 from tightfit.recipe import Recipe
-from tightfit.tasks import Array, ArraySpec, Task
+from tightfit.tasks import Array
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -127,35 +127,3 @@ def _pillow() -> Any:
     except ImportError:
         raise MissingLibrary("pillow", "data: a folder of images") from None
     return Image
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dummy:
-    """`count` random examples of `seq_len` tokens, or images, each a pure function of the seed and its index.
-
-    part: 0 for training, 1 for evaluation; the two differ. Where a task predicts next tokens, labels are the row's.
-    """
-
-    task: Task
-    facts: ModelFacts
-    seq_len: int
-    count: int
-    seed: int
-    part: int = 0
-
-    def __len__(self) -> int:
-        return self.count
-
-    def example(self, index: int, epoch: int) -> Example:
-        random = generator(self.seed, self.part, index)
-        if self.task.predicts == "next":
-            return next_tokens(random.integers(0, self.facts.vocab_size, self.seq_len + 1), self.seq_len)
-        spec = self.task.batch_spec(1, self.seq_len, self.facts)
-        return Example({name: _draw(random, array) for name, array in spec.inputs.items()}, _draw(random, spec.labels))
-
-
-def _draw(random: np.random.Generator, spec: ArraySpec) -> Array:
-    """Random values of a micro-batch of one, without its batch dimension."""
-    if spec.high:
-        return np.asarray(random.integers(spec.low, spec.high, spec.shape, dtype=spec.dtype)[0])
-    return np.asarray(random.standard_normal(spec.shape, dtype=np.dtype(spec.dtype).type)[0])
