@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +33,13 @@ NOT_KNOWN = (1 << 64) - 1
 """The reading of a counter of 64 bits that has no value."""
 MEMORY_V2 = 0x02000028
 """nvmlMemory_v2, the version of an answer that says what the driver keeps."""
+GRAPHICS_CLOCK, CORE_TEMPERATURE = 0, 0
+"""NVML_CLOCK_GRAPHICS and NVML_TEMPERATURE_GPU."""
+LOOK_SECONDS = 0.1
+"""Seconds between two looks of `watched`."""
+
+Series = dict[str, list[float | None]]
+"""Readings of a card over time, by name with its unit; None where a look found nothing."""
 
 
 class NoNvml(Exception):
@@ -142,3 +150,35 @@ def driver_version() -> str | None:
             return nvml.driver()
     except NoNvml:
         return None
+
+
+@contextmanager
+def watched(uuid: str) -> Iterator[Series]:
+    """Readings of the card of that UUID, ten a second until the end of the block; none where there is no card, or no
+    way to ask."""
+    series: Series = {}
+    done = threading.Event()
+    thread = threading.Thread(target=_watch, args=(uuid, series, done), daemon=True)
+    thread.start()
+    try:
+        yield series
+    finally:
+        done.set()
+        thread.join()
+
+
+def _watch(uuid: str, series: Series, done: threading.Event) -> None:
+    with suppress(NoNvml), nvml_session() as nvml:
+        card = nvml.ask("nvmlDeviceGetHandleByUUID", uuid) if uuid else None
+        while card is not None:
+            rates, memory = nvml.ask("nvmlDeviceGetUtilizationRates", card), nvml.memory(card)
+            power = nvml.ask("nvmlDeviceGetPowerUsage", card)
+            for name, value in (
+                ("utilization %", rates and rates.gpu), ("memory GiB", memory and memory[1] / (1 << 30)),
+                ("power W", power and power / 1000),
+                ("temperature C", nvml.ask("nvmlDeviceGetTemperature", card, CORE_TEMPERATURE)),
+                ("clock MHz", nvml.ask("nvmlDeviceGetClockInfo", card, GRAPHICS_CLOCK)),
+            ):
+                series.setdefault(name, []).append(None if value is None else float(value))
+            if done.wait(LOOK_SECONDS):
+                return

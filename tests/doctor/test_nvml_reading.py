@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from types import SimpleNamespace
 
 import pynvml
@@ -12,7 +13,7 @@ import pytest
 from tests.failing import failing
 from tightfit.doctor import cards as reading
 from tightfit.doctor.readings import Gpu, Process
-from tightfit.nvml import NoNvml, nvml_session, process_bytes
+from tightfit.nvml import NoNvml, nvml_session, process_bytes, watched
 
 GIB = 1 << 30
 BUSES = {"one": b"00000000:01:00.0", "two": b"00000000:02:00.0"}
@@ -199,3 +200,22 @@ def test_this_process_and_the_others(driver):
     assert listed((os.getpid(), None), (7, None)) == (None, None)
     assert listed((7, GIB)) == (None, None)  # a container's own process ids
     assert process_bytes("GPU-2") == (None, None)
+
+
+def test_a_card_is_watched_while_a_block_runs(driver):
+    driver(DeviceGetHandleByUUID="one", DeviceGetUtilizationRates=SimpleNamespace(gpu=0), DeviceGetPowerUsage=90_500)
+    deadline = time.monotonic() + 10
+    with watched("GPU-1") as series:
+        while "clock MHz" not in series and time.monotonic() < deadline:
+            time.sleep(0.01)
+    seen = {name: values[0] for name, values in series.items()}
+    assert seen == {"utilization %": 0.0, "memory GiB": None, "power W": 90.5, "temperature C": None, "clock MHz": None}
+    looks = len(series["power W"])
+    time.sleep(0.15)
+    assert len(series["power W"]) == looks
+
+
+def test_nothing_is_watched_without_a_card(driver):
+    with watched("") as series:
+        time.sleep(0.02)
+    assert series == {}

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from tightfit.backends.measurements import Measurement
 from tightfit.commands.report import run_report
-from tightfit.doctor.cards import watched
 from tightfit.errors import ReportError, install_command, remedy
 from tightfit.files import unfinished_folder
 from tightfit.planner import target_for
@@ -54,8 +53,7 @@ def _measured(name: str, overrides: Sequence[str], console: Console) -> Path:
     # The trace lies aside until the rest is there: an interrupted profile leaves the one before it whole.
     with unfinished_folder(folder, UNFINISHED) as aside, Terminal(console) as terminal:
         trace = aside / CHROME_TRACE
-        profile, measured, plan = profile_recipe(recipe, listener=terminal, chrome_trace=trace,
-                                                 watch=lambda device: watched(device.uuid))
+        profile, measured, plan = profile_recipe(recipe, listener=terminal, chrome_trace=trace)
         _kept(profile, measured, plan, folder)
         if trace.exists():
             trace.replace(folder / CHROME_TRACE)

@@ -1,18 +1,14 @@
-"""Readings of cards, driver and links, from NVML: once, or ten times a second while steps run. What cannot be read is
-None."""
+"""Readings of cards, driver and links, from NVML. What cannot be read is None."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from tightfit.doctor.readings import Driver, Gpu, Link, Process
-from tightfit.nvml import Lost, NoNvml, Nvml, nvml_session
+from tightfit.nvml import CORE_TEMPERATURE, Lost, NoNvml, Nvml, nvml_session
 from tightfit.system import read_text
 
 REASONS = {
@@ -25,16 +21,11 @@ PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 still and counted as PIX."""
 COMPUTE_MODES = {0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive"}
 
-INTERVAL = 0.1
-"""Seconds between two looks of `watched`."""
-GRAPHICS_CLOCK, CORE_TEMPERATURE, SHUTDOWN, SLOWDOWN = 0, 0, 0, 1
-"""NVML_CLOCK_GRAPHICS, NVML_TEMPERATURE_GPU, and NVML_TEMPERATURE_THRESHOLD_ of those names."""
+SHUTDOWN, SLOWDOWN = 0, 1
+"""NVML_TEMPERATURE_THRESHOLD_ of those names."""
 UNCORRECTED, SINCE_LOADED, P2P_OK, AT_SWITCH, MAX_NVLINKS = 1, 0, 0, 2, 18
 """NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, NVML_P2P_STATUS_OK, NVML_NVLINK_DEVICE_TYPE_SWITCH and
 NVML_NVLINK_MAX_LINKS."""
-
-Series = dict[str, list[float | None]]
-"""By name with its unit; None where a look found nothing."""
 
 PCI = Path("/sys/bus/pci/devices")
 MODULES = Path("/sys/module")
@@ -157,41 +148,3 @@ def _watts(milliwatts: Any) -> float | None:
 
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
-
-
-@contextmanager
-def watched(uuid: str) -> Iterator[Series]:
-    """The series, which grow until the end of the block; empty where there is no card, or no way to ask.
-
-    uuid: the card's, as the driver writes it (`GPU-...`): its number there may be another than the framework's.
-    """
-    series: Series = {}
-    done = threading.Event()
-    thread = threading.Thread(target=_watch, args=(uuid, series, done), daemon=True)
-    thread.start()
-    try:
-        yield series
-    finally:
-        done.set()
-        thread.join()
-
-
-def _watch(uuid: str, series: Series, done: threading.Event) -> None:
-    with suppress(NoNvml), nvml_session() as nvml:
-        card = nvml.ask("nvmlDeviceGetHandleByUUID", uuid) if uuid else None
-        while card is not None:
-            for name, value in _look(nvml, card):
-                series.setdefault(name, []).append(value)
-            if done.wait(INTERVAL):
-                return
-
-
-def _look(nvml: Nvml, handle: Any) -> Iterator[tuple[str, float | None]]:
-    rates, memory = nvml.ask("nvmlDeviceGetUtilizationRates", handle), nvml.memory(handle)
-    temperature = nvml.ask("nvmlDeviceGetTemperature", handle, CORE_TEMPERATURE)
-    clock = nvml.ask("nvmlDeviceGetClockInfo", handle, GRAPHICS_CLOCK)
-    yield "utilization %", None if rates is None else float(rates.gpu)
-    yield "memory GiB", None if memory is None else memory[1] / (1 << 30)
-    yield "power W", _watts(nvml.ask("nvmlDeviceGetPowerUsage", handle))
-    yield "temperature C", None if temperature is None else float(temperature)
-    yield "clock MHz", None if clock is None else float(clock)

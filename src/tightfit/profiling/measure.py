@@ -17,9 +17,9 @@ from tightfit.backends.base import TIMED_STEPS, WARM_UP, PendingResult, Step, St
 from tightfit.backends.measurements import Measurement
 from tightfit.backends.measuring import measure
 from tightfit.data.loading import GlobalBatchLoader
-from tightfit.devices import Device
 from tightfit.errors import OutOfMemory, RecipeError
 from tightfit.files import replacing
+from tightfit.nvml import Series, watched
 from tightfit.planning.estimate import Tools, capacity, estimate
 from tightfit.planning.plan import Plan
 from tightfit.planning.resolve_auto import resolve_auto
@@ -38,19 +38,15 @@ from tightfit.training.session import Session, open_session
 
 GLOBAL_BATCHES = 2 * (WARM_UP + TIMED_STEPS + 1)
 """Global batches that there are for a measurement: enough where every other one is an epoch's short last one."""
-Readings = Mapping[str, Sequence[float | None]]
-"""A card's, a series each."""
 
 
 def profile_recipe(
-    recipe: Recipe, *, listener: Listener | None = None, chrome_trace: Path | None = None,
-    watch: Callable[[Device], AbstractContextManager[Readings]] = lambda device: nullcontext({}),
-) -> tuple[Profile, Measurement, Plan | None]:  # fmt: skip
+    recipe: Recipe, *, listener: Listener | None = None, chrome_trace: Path | None = None
+) -> tuple[Profile, Measurement, Plan | None]:
     """Build what training by the recipe would build, measure a few of its steps on its own data, and predict the same
     step. Nothing is kept of what they learn. The plan is the one that replaced `auto`; None where nothing was planned.
 
-    chrome_trace: where the profiler's own trace goes, gzipped, for Perfetto. watch: entered while steps run; gives the
-        card's readings.
+    chrome_trace: where the profiler's own trace goes, gzipped, for Perfetto.
     Raises the errors of `tightfit.errors`, as training does, and OSError where the trace cannot be written.
     """
     _check_trains(recipe)
@@ -71,7 +67,7 @@ def profile_recipe(
 
     listener.message("measuring: a few steps as they are, then one with every op followed")
     try:
-        with watch(device) as readings:
+        with watched(device.uuid) as readings:
             measured = measure(backend, step, counted(), chrome_trace=chrome_trace)
     except OutOfMemory as error:
         raise with_suggestions(error, recipe, device) from None
@@ -91,7 +87,7 @@ def prediction(session: Session) -> dict[str, Any]:
 
 def profile_of(
     session: Session, measured: Measurement, predicted: Mapping[str, Any], tokens: float, notes: Sequence[str],
-    readings: Readings,
+    readings: Series,
 ) -> Profile:  # fmt: skip
     """The profile of a measurement, with the fields that `prediction` gave. tokens: of a step, as of a Profile.
     readings: of the card, while steps ran."""
