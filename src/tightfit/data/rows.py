@@ -75,7 +75,7 @@ class RowExamples:
             raise DataError(f"{name}: it has no rows; give one at least")
         found = cls(rows=rows, task=get_task(recipe.task), seq_len=recipe.seq_len, facts=facts, name=name)
         found.example(0, 0)
-        found._require_unshifted(0)
+        found._require_unshifted()
         return found
 
     def longest(self) -> int:
@@ -126,16 +126,16 @@ class RowExamples:
             return Example(inputs, next_tokens(labels, self.seq_len).labels)
         return Example(inputs, labels[: self.seq_len])
 
-    def _require_unshifted(self, index: int) -> None:
-        """Raise DataError where a row's labels are the tokens behind their places already."""
-        row = self._row(index)
+    def _require_unshifted(self) -> None:
+        """Raise DataError where the first row's labels are the tokens behind their places already."""
+        row = self._row(0)
         if self.task.predicts != "next" or row.get("labels") is None:
             return
-        ids, labels = (self._ids(row, name, index) for name in ("input_ids", "labels"))
+        ids, labels = (self._ids(row, name, 0) for name in ("input_ids", "labels"))
         counts = labels[:-1] != IGNORE
         here, behind, found = ids[:-1][counts], ids[1:][counts], labels[:-1][counts]
         if np.array_equal(found, behind) and not np.array_equal(found, here):
-            raise self._wrong(index, "has the next tokens as its labels, and labels are shifted here: each place would "
+            raise self._wrong(0, "has the next tokens as its labels, and labels are shifted here: each place would "
                               f"learn the token after the next; write each place's own token, {IGNORE} where nothing "
                               "is learned, or remove labels to learn every token")
 

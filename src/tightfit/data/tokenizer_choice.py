@@ -154,18 +154,18 @@ def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str]) -> Any
         show_progress=False,
     )
     with own_threads():
-        backend.train_from_iterator(_at_most(texts, TRAINING_CHARACTERS), trainer)
+        backend.train_from_iterator(_enough(texts), trainer)
     backend.pre_tokenizer = byte_level
     end = (END, backend.token_to_id(END))
     backend.post_processor = processors.TemplateProcessing(pair=f"$A {END} $B", special_tokens=[end])
     return backend
 
 
-def _at_most(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """Texts until they sum to `characters`."""
+def _enough(texts: Iterable[str]) -> Iterator[str]:
+    """Texts until they sum to TRAINING_CHARACTERS."""
     total = 0
     for text in texts:
-        if total >= characters:
+        if total >= TRAINING_CHARACTERS:
             return
         total += len(text)
         yield text

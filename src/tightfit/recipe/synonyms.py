@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 FIELDS: Mapping[str, str] = {
     "name": "output_dir=runs/...", "run_name": "output_dir=runs/...",
@@ -56,8 +56,3 @@ LARGEST: Mapping[str, str] = {
     "micro_batch_size": ", or auto; the largest that fits is told by tightfit plan MODEL --largest micro_batch_size",
 }
 """Advice in place of a word such as `max`."""
-
-
-def known_value(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that another tool's word means; None where there is none."""
-    return next((choice for choice in choices if word.lower() in VALUES.get(choice, ())), None)

@@ -130,7 +130,7 @@ def _unknown(path: str, value: str, choices: list[str]) -> str:
     """A sentence for a value that a field does not take."""
     from tightfit.recipe import synonyms  # for messages alone
 
-    meant = synonyms.known_value(value, choices)
+    meant = next((each for each in choices if value.lower() in synonyms.VALUES.get(each, ())), None)
     hint = nearest(value, choices) if meant is None else f"did you mean {meant!r}?"
     return f"{path}: {shown(value)} is not known; {hint}"
 
