@@ -148,7 +148,9 @@ def test_the_headline():
     said = {figure.name: figure.text for figure in figures(made)}
     assert said["tokens/s"] == f"{8 * 64 / made.step_seconds:,.0f}"
     assert said["peak allocated"] == size(made.peak_bytes)
-    assert headline(made).startswith("gpt2 on RTX 4090: tokens/s ")
+    measured, predicted = headline(made).splitlines()
+    assert measured.startswith("gpt2 on RTX 4090: tokens/s ")
+    assert predicted.startswith("tokens/s: predicted ") and f"predicted {size(made.predicted_peak_bytes)}" in predicted
     assert headline(empty()) == "gpt2 on RTX 4090"
 
 

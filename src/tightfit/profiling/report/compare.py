@@ -126,9 +126,11 @@ def _full_rows_text(profile: Profile) -> str:
 
 
 def headline(profile: Profile) -> str:
-    """The figures in one line."""
-    shown = [f"{figure.name} {figure.text}" for figure in figures(profile) if figure.value is not None]
-    return ": ".join(filter(None, [title(profile), ", ".join(shown)]))
+    """The figures in one line, and in another what was predicted of them."""
+    known = [figure for figure in figures(profile) if figure.value is not None]
+    shown = ", ".join(f"{figure.name} {figure.text}" for figure in known)
+    guessed = "; ".join(f"{figure.name}: {figure.remark}" for figure in known if "predicted" in figure.remark)
+    return "\n".join(filter(None, [": ".join(filter(None, [title(profile), shown])), guessed]))
 
 
 @dataclass(frozen=True)
