@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pydantic import BaseModel
 from transformers import TrainingArguments
 from typer.testing import CliRunner
 
@@ -16,7 +17,8 @@ from tightfit.errors import RecipeError, UnknownRecipe, closest
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import CHOICES, Recipe
 from tightfit.recipe.lookup import as_recipe, load_recipe
-from tightfit.recipe.yaml import apply_overrides
+from tightfit.recipe.sections import NameOrPath
+from tightfit.recipe.yaml import TEXT_FIELDS, apply_overrides
 from tightfit.recipe.yaml_text import read_yaml, to_yaml
 from tightfit.techniques import SLOTS, VARIANTS
 
@@ -43,6 +45,11 @@ def test_every_rung_survives_yaml(slot, technique, tmp_path):
     ({"optimizer": {"betas": [0.9, 0.99]}}, ["optimizer", "name"]),
     ({"optimizer": {"name": "adamw", "betas": 1}}, ["optimizer.betas: 1 should be a list such as [0.9, 0.999]"]),
     ({"optimizer": {"name": "adamw", "betas": [0.9]}}, ["betas: [0.9] should be a list such as [0.9, 0.999]"]),
+    ({"output_dir": 7}, ["output_dir: 7 should be a text, in quotes"]),
+    ({"tokenizer": None}, ["tokenizer: None should be a text"]),
+    ({"learning_rate": 1e39}, ["learning_rate: 1e+39 should be less than or equal to 1000000"]),
+    ({"optimizer": {"name": "sgd", "weight_decay": 1e39}},
+     ["optimizer.weight_decay: 1e+39 should be less than or equal to 1000000000000000000"]),
     ({"max_steps": 1e30}, ["max_steps: 1e+30 should be a smaller integer"]),
     ({"report_to": 5}, ["report_to: 5 should be a list"]),
     ({"optimizer": None}, ["optimizer: 'null' is not known", "adamw"]),
@@ -103,6 +110,31 @@ def test_a_wrong_field_names_itself_its_value_and_the_right_one(values, words):
 ])  # fmt: skip
 def test_a_prompt_is_taken_as_it_stands(raw, prompt):
     assert Recipe.from_dict(apply_overrides({}, [f"sample_prompt={raw}"])).sample_prompt == prompt
+
+
+@pytest.mark.parametrize("text", ["007", "1e3", "1.10", "true", "run #3", "a: b", "é漢 x", "[1]", "*a", "0x1F", "- a"])
+def test_texts_of_a_command_line_are_taken_as_they_stand(text):
+    recipe = Recipe.from_dict(apply_overrides({}, [f"{field}={text}" for field in TEXT_FIELDS]))
+    found = recipe.to_dict()
+    for field in TEXT_FIELDS:
+        section, _, key = field.rpartition(".")
+        assert (found[section] if section else found)[key] == text
+    if text[0] not in "[{":  # which `data` is a mapping by
+        assert Recipe.from_dict(apply_overrides({}, [f"data={text}"])).data.source == text
+    assert Recipe.from_dict(apply_overrides({}, [f"output_dir='{text}'"])).output_dir == text
+    assert Recipe.from_dict(apply_overrides({"output_dir": "a"}, ["output_dir=~"])).output_dir is None
+
+
+def test_texts_are_the_fields_that_the_schema_says_are_texts():
+    def texts(model, section=""):
+        for name, field in model.model_fields.items():
+            kind = field.annotation
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from texts(kind, f"{name}.")
+            elif kind in (str, str | None, NameOrPath | None):
+                yield section + name
+
+    assert set(texts(Recipe)) == set(TEXT_FIELDS)
 
 
 @pytest.mark.parametrize(("typed", "meant"), [
@@ -299,6 +331,12 @@ def test_numbers_are_read_as_people_write_them(text, value):
     assert (found, type(found)) == (value, type(value))
     assert read_yaml(f"eps: {text}") == {"eps": value}
     assert read_yaml(to_yaml({"eps": value, "text": text})) == {"eps": value, "text": text}
+
+
+@pytest.mark.parametrize("text", ["a\x85b", "\x85", "'\x85\n", "a\u2028b\x85", "\ud800", "\x00\r\n\t ", "a\x85 b " * 40])
+def test_texts_of_odd_line_breaks_are_written_and_read(text):
+    for values in ({"name": text}, {"data": {"path": text}}, {"names": [text, 1]}):
+        assert read_yaml(to_yaml(values)) == values
 
 
 def test_a_colon_without_its_space_is_told():

@@ -172,7 +172,7 @@ def digest(parts: Iterable[str | bytes]) -> str:
     """A name for the sequence `parts`: 32 hexadecimal digits that differ where any part does."""
     result = hashlib.blake2b(digest_size=16)
     for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
+        raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part  # as of a file's odd name
         result.update(len(raw).to_bytes(8, "little"))
         result.update(raw)
     return result.hexdigest()

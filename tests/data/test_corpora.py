@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -219,6 +221,13 @@ def test_missing_fields_name_those_there(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("only text")
     refused("a.txt is a text file, which has no field 'label'", tmp_path / "a.txt", BOTH)
     refused("data.split: .* no split 'trian'; did you mean 'train'", save_dataset(tmp_path / "d", True), split="trian")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems name files in UTF-8")
+def test_a_file_whose_name_is_not_utf8_is_read(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff.txt")).write_text("some text")
+    assert read(tmp_path) == read(tmp_path / os.fsdecode(b"\xff.txt"))
+    assert opened(tmp_path).fingerprint != opened(tmp_path / os.fsdecode(b"\xff.txt")).fingerprint
 
 
 def test_a_folder_with_nothing_readable(tmp_path: Path) -> None:

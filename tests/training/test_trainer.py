@@ -27,7 +27,7 @@ from tightfit.commands.report import run_report
 from tightfit.errors import CheckpointError, DataError, ModelError, RecipeError, Refused
 from tightfit.training import run_folder
 from tightfit.training.listeners import LastingConsole, Terminal
-from tightfit.training.run_folder import LOCK, folder_name
+from tightfit.training.run_folder import LOCK, folder_name, run_path
 from tightfit.training.session import unread
 
 ROWS = [{"input_ids": list(range(i, i + 16))} for i in range(40)]
@@ -371,6 +371,12 @@ def test_a_resumed_run_is_no_gpus_plan(recipe, monkeypatch):
 ])  # fmt: skip
 def test_a_run_folder_is_called_as_the_model(name, folder):
     assert folder_name(name) == folder
+
+
+@pytest.mark.parametrize(("recipe", "name"), [(Recipe(output_dir="runs/\udcff"), "gpt2"), (Recipe(), "s\udcff.yaml")])
+def test_a_folder_whose_name_tokenizers_cannot_write_is_refused_before_anything_is_trained(recipe, name):
+    with pytest.raises(RecipeError, match=r"output_dir: 'runs/s?\\udcff' is not UTF-8 here; write output_dir="):
+        run_path(recipe, name)
 
 
 @pytest.mark.parametrize(("written", "noted"), [({}, []), ({"per_device_eval_batch_size": 16, "do_train": True},

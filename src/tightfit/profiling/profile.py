@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer
@@ -128,7 +129,7 @@ def how_to_profile(folder: Path) -> str:
     saved = of_run.read_text("utf-8", "replace")
     if GIVEN_MODULE in saved or GIVEN_ROWS in saved:
         return "its model or its rows are in your code: give Trainer profile_step=10 there, and another output_dir"
-    return f"`tightfit profile {of_run} output_dir={folder}` writes one there"
+    return f"`tightfit profile {quote(str(of_run))} {quote(f'output_dir={folder}')}` writes one there"
 
 
 def load(folder: Path) -> Profile:

@@ -128,7 +128,7 @@ class Recipe(TechniqueFacts, BaseModel):
     """Run only ops whose results are the same each time, on a GPU as well: slower, and refused for ops without one."""
     empty_cache_steps: Positive | None = None
     """Give cached memory back to the device every so many steps: less fragmentation, about 10 % slower."""
-    learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False), NUMBER] = 3e-4
+    learning_rate: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False), NUMBER] = 3e-4
     """Peak learning rate; 2e-5 by default where all weights of a saved model are trained further."""
     lr_scheduler_type: Schedule = "cosine"
     """Schedule by which the learning rate falls after warm-up."""

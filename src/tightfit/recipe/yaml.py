@@ -23,8 +23,13 @@ SAID_BY_FALSE = ("off", "none")
 SHORT_FIELDS = {"data": "source", "inference": "new_tokens"}
 """Fields that are mappings, and the one of theirs that a plain value stands for."""
 
-TEXT_FIELDS = ("sample_prompt",)
-"""Fields whose value on a command line is a text as it stands, and no YAML, but for `null` and what is in quotes."""
+TEXT_FIELDS = (
+    "model", "tokenizer", "output_dir", "sample_prompt", "cache_dir", "data.source", "data.config", "data.split",
+    "data.text", "data.text_pair", "data.messages", "data.chat_template", "data.prompt", "data.completion",
+    "data.label", "data.target", "data.eval_source", "data.eval_split",
+)  # fmt: skip
+"""Fields whose value on a command line is a text as it stands, and no YAML, but for `null` and what is in quotes: a
+folder may be named 007, and a file `a #1: b`."""
 
 
 def parse_technique(slot: str, value: Any) -> Technique | str:
@@ -153,6 +158,8 @@ def _sentence(error: Any, fields: Mapping[str, Any], slot: str, where: str) -> s
     if error["type"] == "invalid_key":
         return f"{path}: {shown(error['input'])} is not the name of a field"
     message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ").partition(", unable")[0]
+    if error["type"] == "string_type":  # of what YAML reads as a number or a truth value
+        message = "a text" + ", in quotes" * isinstance(error["input"], bool | int | float)
     if error["type"] == "int_parsing_size":  # whose message is a sentence of its own
         message = "a smaller integer"
     if error["type"] in ("tuple_type", "missing", "too_long"):
@@ -186,9 +193,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
                               f"{key.lstrip('-').replace('-', '_')}={given}")
         if not equals or not key:
             raise RecipeError(f"{shown(text)}: write key=value, such as max_steps=100")
-        as_it_stands = key in TEXT_FIELDS and raw not in ("", "null") and raw[0] not in "'\""
         try:
-            value = raw if as_it_stands else load(raw) if raw else None
+            value = raw if _as_it_stands(key.strip(), raw) else load(raw) if raw else None
         except RecipeError as error:
             raise RecipeError(f"{key}: {error}") from None
         except (yaml.YAMLError, ValueError):  # text that only looks like YAML, or like a number
@@ -202,6 +208,12 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
         if key.strip() == "max_steps":
             result.pop("num_train_epochs", None)
     return result
+
+
+def _as_it_stands(field: str, raw: str) -> bool:
+    """Whether a field's value on a command line is that text; `data` may be a mapping in braces as well."""
+    yaml_begins = "'\"{[" if field == "data" else "'\""
+    return (field == "data" or field in TEXT_FIELDS) and raw not in ("", "null", "~") and raw[0] not in yaml_begins
 
 
 def _as_mapping(field: str, value: Any, text: str, knob: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ NUMBER = BeforeValidator(_not_boolean)
 """Validator beside the limits of every number: `true` and `false` are none."""
 
 Positive = Annotated[int, Field(ge=1), at_most(2**40), NUMBER]
-NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER]
+NonNegative = Annotated[float, Field(ge=0.0, le=1e18, allow_inf_nan=False), NUMBER]  # fp32, times a learning rate
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightfit.errors import CheckpointError, RecipeError, remedy
+from tightfit.errors import CheckpointError, RecipeError, remedy, shown
 from tightfit.files import WRITING, remove_unfinished, write_atomically
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml_text import read_yaml, to_yaml
@@ -74,8 +74,15 @@ def _lock(path: Path, held: ExitStack) -> bool:
 
 
 def run_path(recipe: Recipe, name: str) -> Path:
-    """The folder of a run: the recipe's `output_dir`, or `runs/` and the name of the recipe or model."""
-    return Path(recipe.output_dir or Path("runs") / folder_name(name)).expanduser()
+    """The folder of a run: the recipe's `output_dir`, or `runs/` and the name of the recipe or model. Raises
+    RecipeError for a name that is not UTF-8, by which `tokenizers` can neither write nor read."""
+    path = Path(recipe.output_dir or Path("runs") / folder_name(name)).expanduser()
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise RecipeError(f"output_dir: {shown(str(path))} is not UTF-8 here; write output_dir=... with other letters, "
+                          "or set PYTHONUTF8=1") from None
+    return path
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
