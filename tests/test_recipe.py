@@ -333,7 +333,7 @@ def test_numbers_are_read_as_people_write_them(text, value):
     assert read_yaml(to_yaml({"eps": value, "text": text})) == {"eps": value, "text": text}
 
 
-@pytest.mark.parametrize("text", ["a\x85b", "\x85", "'\x85\n", "a\u2028b\x85", "\ud800", "\x00\r\n\t ", "a\x85 b " * 40])
+@pytest.mark.parametrize("text", ["a\x85b", "\x85", "'\x85\n", "a\u2028b\x85", "\ud800", "\x00\r\n ", "a\x85 b " * 40])
 def test_texts_of_odd_line_breaks_are_written_and_read(text):
     for values in ({"name": text}, {"data": {"path": text}}, {"names": [text, 1]}):
         assert read_yaml(to_yaml(values)) == values

@@ -3,7 +3,6 @@ numbers and names."""
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from tightfit.errors import RecipeError, nearest
 from tightfit.metrics import MetricName
 from tightfit.tasks import Task
-from tightfit.techniques.technique import NUMBER, Positive, at_most
+from tightfit.techniques.technique import LARGEST, NUMBER, Positive, at_most
 
 
 def _steps_or_share(least: int) -> BeforeValidator:
@@ -52,8 +51,8 @@ def _of_schedule(given: dict[str, int | float | str], info: ValidationInfo) -> d
             raise RecipeError(f"{at}: {kind} has no such argument; {nearest(name, takes) if takes else 'leave it out'}")
         if name.endswith("_type") and value not in CURVES:
             raise RecipeError(f"{at}: {value!r} is not known; {nearest(str(value), CURVES)}")
-        if not name.endswith("_type") and (isinstance(value, str) or not 0 <= value < math.inf):
-            raise RecipeError(f"{at}: {value!r} should be a number from 0 on")
+        if not name.endswith("_type") and (isinstance(value, str) or not 0 <= value <= LARGEST):
+            raise RecipeError(f"{at}: {value!r} should be a number from 0 to {LARGEST:g}")
     if kind == "cosine_with_min_lr" and len({"min_lr", "min_lr_rate"} & given.keys()) != 1:
         raise RecipeError(f"lr_scheduler_kwargs: {kind} takes one of min_lr and min_lr_rate, and {given} holds "
                           f"{'both' if given.keys() >= {'min_lr', 'min_lr_rate'} else 'none'}; write "

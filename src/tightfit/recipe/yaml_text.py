@@ -103,7 +103,6 @@ class _Dumper(yaml.SafeDumper):
         """What a text may be written as: one with a NEL, a line break that PyYAML reads as a space, escaped alone."""
         found = super().analyze_scalar(scalar)
         if "\x85" in scalar:
-            found.special_characters = True
             found.allow_single_quoted = found.allow_block = found.allow_flow_plain = found.allow_block_plain = False
         return found
 

@@ -39,7 +39,9 @@ NUMBER = BeforeValidator(_not_boolean)
 """Validator beside the limits of every number: `true` and `false` are none."""
 
 Positive = Annotated[int, Field(ge=1), at_most(2**40), NUMBER]
-NonNegative = Annotated[float, Field(ge=0.0, le=1e18, allow_inf_nan=False), NUMBER]  # fp32, times a learning rate
+LARGEST = 1e18
+"""Limit of numbers that updates multiply: times a learning rate one still fits fp32, which torch checks in a step."""
+NonNegative = Annotated[float, Field(ge=0.0, le=LARGEST, allow_inf_nan=False), NUMBER]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 
 
