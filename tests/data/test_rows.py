@@ -41,6 +41,14 @@ def test_causal_rows_predict_their_own_tokens(tmp_path: Path) -> None:
     assert batch.mask == "none"
 
 
+def test_rows_of_nothing_alone_are_of_padding(tmp_path: Path) -> None:
+    batch = batch_of([{"input_ids": []}] * 2, tmp_path)
+    assert batch.inputs["input_ids"].tolist() == [[0], [0]]
+    assert batch.labels.tolist() == [[IGNORE], [IGNORE]]
+    assert batch.padding is not None
+    assert not batch.padding.any()
+
+
 def test_causal_labels_are_shifted(tmp_path: Path) -> None:
     rows = [{"input_ids": [5, 6, 7, 8], "labels": [IGNORE, IGNORE, 7, 8]}]
     assert batch_of(rows, tmp_path).labels.tolist() == [[IGNORE, 7, 8, IGNORE]]

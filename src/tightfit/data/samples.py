@@ -93,7 +93,7 @@ class Padded:
         return MicroBatch(inputs=inputs, labels=labels, mask=mask, padding=padding)
 
     def _pad(self, rows: Sequence[Array], value: int) -> Array:
-        longest = max(len(row) for row in rows)
+        longest = max(1, *(len(row) for row in rows))  # models take no rows of nothing
         result = np.full((len(rows), -(-longest // self.multiple) * self.multiple), value, dtype=np.int64)
         for place, row in zip(result, rows, strict=True):
             place[: len(row)] = row

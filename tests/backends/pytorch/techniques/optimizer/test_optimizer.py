@@ -108,6 +108,14 @@ def test_nothing_to_train_is_an_error() -> None:
         parameter_groups(nn.Linear(2, 2).requires_grad_(False), 0.1)
 
 
+def test_a_table_with_sparse_gradients_is_an_error() -> None:
+    model = nn.Sequential(nn.Embedding(8, 2, sparse=True), nn.Linear(2, 8))
+    with pytest.raises(ModelError, match=r"the gradient of its module '0' is sparse, .*; write sparse=False there"):
+        parameter_groups(model, 0.1)
+    model[0].requires_grad_(False)
+    assert parameter_groups(model, 0.1)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_learns(case: Case) -> None:
     model = tiny()

@@ -54,12 +54,15 @@ def by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
 
     Biases (experts' too, stacked to a matrix, and tables of position biases), vectors and whatever a normalization
     layer owns do not decay. A tied parameter appears once, a frozen one not at all. Raises ModelError if nothing is
-    trainable.
+    trainable, or a table's gradient is sparse.
     """
     decay: list[nn.Parameter] = []
     keep: list[nn.Parameter] = []
     seen: set[nn.Parameter] = set()
     for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise ModelError(f"model: the gradient of its module {path!r} is sparse, which neither clipping nor an "
+                             "optimizer here takes; write sparse=False there")
         normalizes = "norm" in type(module).__name__.lower()
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen or not parameter.requires_grad:
