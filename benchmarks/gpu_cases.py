@@ -188,7 +188,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "qwen2.5-1.5b 4x1024 trainable=lora base=nf4 compile=per-block",
         "llama-3.1-8b 2x2048 trainable=lora base=nf4 checkpointing=every-block compile=per-block",
     ),
-    "muon": _each(("gpt2-medium 8x512", "llama-3.2-1b 2x1024"), "optimizer", ("muon",)),
+    "muon": ("gpt2-medium 8x512 optimizer=muon", "llama-3.2-1b 2x1024 optimizer=muon"),
 }
 RETRIES = (
     "gpt2 16x1024", "gpt2 8x1024*2.5 attention=eager", "gpt2-medium 8x1024*2.5 attention=eager", "t5-base 24x512",

@@ -150,7 +150,8 @@ def test_the_headline():
     assert said["peak allocated"] == size(made.peak_bytes)
     measured, predicted = headline(made).splitlines()
     assert measured.startswith("gpt2 on RTX 4090: tokens/s ")
-    assert predicted.startswith("tokens/s: predicted ") and f"predicted {size(made.predicted_peak_bytes)}" in predicted
+    assert predicted.startswith("tokens/s: predicted ")
+    assert f"predicted {size(made.predicted_peak_bytes)}" in predicted
     assert headline(empty()) == "gpt2 on RTX 4090"
 
 
