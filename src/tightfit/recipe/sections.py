@@ -35,7 +35,7 @@ def _file_name(value: str) -> str:
         path = Path(value).expanduser()
         whole, longest = os.fsencode(path), max((len(os.fsencode(part)) for part in path.parts), default=0)
     except RuntimeError:  # as pathlib says it
-        raise ValueError("a name or path, and no home folder is known for its ~; set HOME, or write it whole") from None
+        raise ValueError("a name or path, and no home folder is known for its ~; set HOME, or write all") from None
     except UnicodeEncodeError as error:
         raise ValueError(f"a name or path, and {error}") from None
     if b"\0" in whole or len(whole) > MOST_PATH or longest > MOST_NAME:
