@@ -136,15 +136,20 @@ def _drive_notes(found: Plan) -> list[str]:
 
 
 def compare_gpus(
-    recipe_on: RecipeForDevice, devices: Sequence[Device] = (), *, progress: Progress | None = None
-) -> Comparison:
-    """The recipe planned for each of the devices, or every GPU of the catalogue where none are given."""
+    recipe_on: RecipeForDevice, devices: Sequence[Device] = (), host_memory: str | None = None, *,
+    progress: Progress | None = None,
+) -> Comparison:  # fmt: skip
+    """The recipe planned for each of the devices, or every GPU of the catalogue where none are given. host_memory: as
+    of `plan`, of the machine around any of them."""
     recipe = recipe_on(True)
     _check_device(recipe, ", ".join(device.name for device in devices) or "all", "cuda")
+    devices = devices or catalogue()
+    if host_memory is not None:
+        devices = [replace(device, host_bytes=parse_host_memory(host_memory)) for device in devices]
     read_config(recipe)
     tools = standard_tools(backend_of(recipe))
     with Pool(tools, recipe.backend.name) as evaluator:
-        return compare_devices(recipe, devices or catalogue(), tools, progress, evaluator)
+        return compare_devices(recipe, devices, tools, progress, evaluator)
 
 
 def overview(recipe_on: RecipeForDevice, *, progress: Progress | None = None) -> Overview:

@@ -338,10 +338,11 @@ def test_every_gpu_is_compared(recipe, run, monkeypatch):
     assert [row["device"]["name"] for row in rows] == ["L4", "RTX 4090", "V100 16GB"]
     assert [row["price"] for row in rows] == [0.001, None, None]
     assert rows[0]["candidates"][0].keys() == COLUMNS
-    status, out, _ = run(*words[:-2], "--price", "rtx-4090=0.001", "--tokens", "3M", "--json")
+    status, out, _ = run(*words[:-2], "--price", "rtx-4090=0.001", "--tokens", "3M", "--host-memory", "64GB", "--json")
     rows = json.loads(out)["gpus"][:2]
     assert [(row["device"]["name"], row["price"]) for row in rows] == [("RTX 4090", 0.001), ("L4", None)]
     assert [row["whole_run"]["tokens"] for row in rows] == [3_000_000] * 2
+    assert [row["device"].get("host_memory_bytes") for row in rows] == [64 << 30] * 2
     assert rows[0]["whole_run"]["cost"] == pytest.approx(rows[0]["whole_run"]["hours"] * 0.001)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tests.display.plans import candidate, estimate, fitting, nothing_fits
+from tests.display.plans import GIB, candidate, estimate, fitting, nothing_fits, streamed
 from tightfit.devices import catalogue, find_device
 from tightfit.display.gpu_tables import gpu_table, show_comparison, show_overview
 from tightfit.planning.search.every_gpu import Comparison, GpuRow
@@ -34,7 +34,7 @@ def line_of(text, name):
 def test_a_gpu_is_one_line_on_eighty_columns():
     text = text_of([row("A100 80GB PCIe", fitting(), price=2.0), row("Two", fitting())])
     line = line_of(text, "A100 80GB PCIe")
-    for word in ("14.0 GiB of 24.0 GiB", "10,000", "5,000", "16 x 4 a"):
+    for word in ("14.0 of 24.0", "10,000", "5,000", "16 x 4 a"):
         assert word in line
     assert re.search(r"10,000 +- +16 x 4 a", line_of(text, "Two"))
     assert "a  precision=bf16 loss=plain checkpointing=none optimizer=adamw attention=sdpa" in text
@@ -57,7 +57,7 @@ def test_a_recipes_own_steps_are_a_run_in_every_row():
     written = row("One", replace(plan, asked=plan.asked.override(max_steps=7200)), price=2.0)
     hours = written.plan.whole_run.hours
     text = " ".join(text_of([written]).split())
-    assert "hours cost best recipe" in text
+    assert "hours cost recipe" in text
     assert f"{hours:,.1f} {2 * hours:,.2f} 16 x 4 a" in text
 
 
@@ -67,6 +67,21 @@ def test_throughput_for_a_high_price_keeps_its_digits():
 
 def test_no_prices_no_column():
     assert "per price" not in text_of([row("One", fitting())])
+
+
+def test_host_memory_that_a_choice_takes_has_a_column_and_is_said_to_be_assumed():
+    plan = streamed()
+    assumed = [replace(plan, device=replace(plan.device.in_machine_with(size * GIB))) for size in (64, 192)]
+    text = text_of([row("A100 80GB SXM", assumed[1], price=1.0), row("Small", assumed[0]), row("Full", nothing_fits()),
+                    row("Two", fitting(), price=2.0)], tokens=10**9)
+    assert line_of(text, "A100 80GB SXM").split()[3:7] == ["8.0", "of", "24.0", "48"]
+    assert line_of(text, "Two").split()[4] == "-"
+    remark = "host: of the machine's memory, 64.0 GiB to 192 GiB of it assumed; write --host-memory SIZE"
+    assert remark in " ".join(text.split())
+    known = text_of([row("Small", plan)])
+    assert " 48 " in line_of(known, "Small")
+    assert "assumed" not in known
+    assert "host" not in text_of([row("Two", fitting())])
 
 
 def test_what_does_not_fit_and_what_refuses_is_said():

@@ -102,9 +102,8 @@ class PlanOptions:
         if self.extreme:
             option = "longest" if self.longest else "largest"
             raise RecipeError(f"{option}: {self.extreme!r} is asked of one GPU; write --gpu with its name")
-        for option, size in (("host-memory", self.host_memory), ("gpu-memory", self.gpu_memory)):
-            if size is not None:
-                raise RecipeError(f"{option}: {size!r} is for one GPU, and several are compared; leave it out")
+        if self.gpu_memory is not None:
+            raise RecipeError(f"gpu-memory: {self.gpu_memory!r} is for one GPU, and several are compared; leave it out")
 
 
 def whole(option: str, given: str | None) -> int | None:
@@ -162,7 +161,7 @@ def _compare(recipe_on: RecipeForDevice, devices: Mapping[str, Device], options:
     if devices and (others := prices.keys() - devices.keys()):
         raise RecipeError(f"price: {', '.join(sorted(others))} not among the GPUs compared; name it in --gpu too, "
                           "or leave its price out")
-    compared = partial(compare_gpus, recipe_on, list(devices.values()))
+    compared = partial(compare_gpus, recipe_on, list(devices.values()), options.host_memory)
     found, interrupted = _planned(compared, "GPUs")
     found = found.priced(prices)
     shown = replace(found, rows=found.rows[: options.best], tokens=tokens)

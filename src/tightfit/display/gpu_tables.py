@@ -44,8 +44,9 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     lengths = [run.hours for run in runs if run is not None]
     unit_of_runs, hours = unit_of(min(lengths, default=1.5))
     length = [unit_of_runs, *["cost"] * priced] if lengths else ["per price"] * priced
-    table = _table("GPU", ["memory in use", unit, *length])
-    table.add_column("best recipe")
+    using_host = [row for row in rows if _host(row)]
+    table = _table("GPU", ["memory in use,\nGiB", *["host,\nGiB"] * bool(using_host), unit, *length])
+    table.add_column("best\nrecipe")
     if changed:
         table.add_column("numerics")
     for row, run in zip(rows, runs, strict=True):
@@ -54,7 +55,8 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
             if lengths:
                 cost = "-" if run is None or run.cost is None else figure(run.cost, 2)
                 prices = ["-" if run is None else f"{run.hours / hours:,.1f}", *[cost] * priced]
-            table.add_row(*map(Text, _cells(row, prices, changed, letters)))
+            host = [f"{_host(row) / GIB:.0f}" if _host(row) else "-"] * bool(using_host)
+            table.add_row(*map(Text, _cells(row, host, prices, changed, letters)))
     console.print(table)
     legend = Table.grid(padding=(0, 2))
     for text, letter in letters.items():
@@ -63,7 +65,10 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     prices_are = ("cost: of the whole run, in the unit of --price" if lengths else
                   f"per price: {unit} for one unit of the price")
     sheets = "Not calibrated: times come from the data sheets' figures."
-    said = ((prices_are, priced), (sheets, chosen))
+    assumed = sorted({row.plan.device.host_bytes for row in using_host if row.plan and row.plan.device.host_assumed})
+    sizes = " to ".join(dict.fromkeys(size(each) for each in (*assumed[:1], *assumed[-1:])))
+    host_is = f"host: of the machine's memory, {sizes} of it assumed; write --host-memory SIZE for yours"
+    said = ((host_is, assumed), (prices_are, priced), (sheets, chosen))
     for remark in (*_refusals(rows), *(text for text, applies in said if applies)):
         console.print(Text(remark))
 
@@ -131,21 +136,30 @@ def _letter(number: int) -> str:
     return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[last]
 
 
-def _cells(row: GpuRow, prices: Sequence[str], changed: bool, letters: Mapping[str, str]) -> list[str]:
-    """A GPU's cells. prices: what is said of a run's length and cost."""
+def _host(row: GpuRow) -> int:
+    """Bytes of a machine's memory that a row's plan takes for what waits there; 0 where nothing does."""
+    memory = None if row.chosen is None else row.chosen.estimate.memory
+    return memory.host if memory is not None and memory.host_by_category else 0
+
+
+def _cells(
+    row: GpuRow, host: Sequence[str], prices: Sequence[str], changed: bool, letters: Mapping[str, str]
+) -> list[str]:
+    """A GPU's cells. host: what is said of the host's memory. prices: of a run's length and cost."""
     assert row.plan is not None
     best = row.chosen or next(iter(row.plan.candidates), None)
-    used = "-" if best is None else size(best.estimate.memory.used)
-    memory = f"{used} of {size(row.device.memory_bytes)}"
+    used = "-" if best is None else f"{best.estimate.memory.used / GIB:.1f}"
+    memory = f"{used} of {row.device.memory_bytes / GIB:.1f}"
     if row.chosen is None:
-        lacks = "nothing fits" if best is None else f"none: {size(best.estimate.missing)} short"
-        return [row.device.name, memory, "-", *prices, lacks, *["-"] * changed]
+        lacks = "nothing fits" if best is None else f"none: {best.estimate.memory.lacking} short"
+        return [row.device.name, memory, *host, "-", *prices, lacks, *["-"] * changed]
     recipe = row.chosen.recipe
     micro = [batches(recipe)] if recipe.mode == "train" else []
     word = fits(row.chosen.estimate)
     choice = ", ".join([" ".join([*micro, letters[techniques(recipe)]]), *[word] * (word != "yes")])
     numerics = "changed" if row.chosen.changes_numerics else "same"
-    return [row.device.name, memory, throughput(row.chosen.estimate.time), *prices, choice, *[numerics] * changed]
+    speed = throughput(row.chosen.estimate.time)
+    return [row.device.name, memory, *host, speed, *prices, choice, *[numerics] * changed]
 
 
 def _refusals(rows: Iterable[GpuRow]) -> list[str]:

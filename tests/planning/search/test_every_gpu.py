@@ -123,6 +123,9 @@ def test_json_has_one_entry_a_gpu(toy, devices):
     assert [c["fits"] for c in large["candidates"]] == ["no"]
     assert large["per_price"] is None
     assert (refused["candidates"], refused["refused"]) == ([], "no")
+    planned = compare(RECIPE, devices[:1], toy.tools()).to_json()["gpus"][0]
+    assert planned["device"]["host_memory_assumed"]
+    assert planned["device"]["host_memory_bytes"] > 0
 
 
 def test_progress_names_the_gpu(toy, devices):

@@ -48,12 +48,11 @@ class GpuRow:
 
     def to_json(self, tokens: int = 0) -> dict[str, Any]:
         """The plan's plain values, less all candidates but the best, and what is said of this GPU beside them."""
-        best = [] if self.plan is None else [c.to_json(1) for c in self.plan.candidates[:1]]
         device = {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
-        run = self.whole_run(tokens)
-        length = {} if run is None else {"whole_run": run.to_json()}
-        return {"device": device, "candidates": best, "refused": self.refused or None, "price": self.price,
-                "per_price": self.per_price, **length}
+        plan = {} if self.plan is None else replace(self.plan, candidates=self.plan.candidates[:1], tokens=tokens,
+                                                    price=self.price).to_json()
+        return {"device": device, "candidates": [], **plan, "refused": self.refused or None, "price": self.price,
+                "per_price": self.per_price}
 
 
 @dataclass(frozen=True, kw_only=True)
