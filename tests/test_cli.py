@@ -136,7 +136,7 @@ def test_a_user_without_a_home_is_told_so(run, monkeypatch):
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # nor has the system's list of users one
     status, _, error = run("plan", "gpt2", "--gpu", "rtx-4090")
     assert status == 2
-    assert_one_line(error.splitlines(keepends=True)[-1], ["no home folder is known for its ~; set HOME"])  # behind progress
+    assert_one_line(error.splitlines(keepends=True)[-1], ["no home folder is known for its ~; set HOME"])
 
 
 def test_an_interrupt_within_pydantic_is_an_interrupt(place, run, monkeypatch):

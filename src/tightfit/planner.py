@@ -113,7 +113,8 @@ def plan_on(
     progress = after(most.traces, progress) if most is not None else progress
     found = search_with(backend, recipe, target, module=module, progress=progress,
                         catalogue=[cluster.on(card) for card in catalogue()] if cuda else ())
-    return ReadablePlan.of(replace(found, largest=most, notes=(*found.notes, *_drive_notes(found), *aside)))
+    answers = replace(found.answers, unread=(*found.answers.unread, *aside))
+    return ReadablePlan.of(replace(found, answers=answers, largest=most, notes=(*found.notes, *_drive_notes(found))))
 
 
 def _drive_notes(found: Plan) -> list[str]:

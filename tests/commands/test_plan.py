@@ -155,7 +155,8 @@ def test_the_choice_is_saved_as_a_recipe(recipe, run, monkeypatch, tmp_path):
 
 def test_training_arguments_are_planned_as_they_are(tmp_path, run):
     file = tmp_path / "arguments.json"
-    file.write_text(json.dumps({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "bf16": True}))
+    file.write_text(json.dumps({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "bf16": True,
+                                "run_name": "mine"}))
     written = [f"model_overrides={json.dumps(TINY)}", "vocab_size=64", "seq_len=16"]
     status, out, _ = run("plan", "model=gpt2", *written, "--training-args", str(file), "--gpu", "l4", "--json")
     assert status == 0
@@ -163,6 +164,9 @@ def test_training_arguments_are_planned_as_they_are(tmp_path, run):
     assert [(c["recipe"]["micro_batch_size"], c["recipe"]["batch_size"]) for c in candidates] == [(2, 6)]
     assert candidates[0]["recipe"]["precision"] == "bf16"
     assert candidates[0]["recipe"]["compile"] == "off"
+    words = ("plan", "model=gpt2", *written, "--training-args", str(file), "--gpu")
+    assert re.search("not read +hugging_face: without effect here: run_name", run(*words, "l4")[1])
+    assert "not read: hugging_face: without effect here: run_name" in run(*words, "l4,t4")[1]
 
 
 def test_use_cpu_of_training_arguments_gives_way_to_a_named_gpu(tmp_path, run):
@@ -173,6 +177,7 @@ def test_use_cpu_of_training_arguments_gives_way_to_a_named_gpu(tmp_path, run):
     found = json.loads(run(*words, "--json")[1])
     assert found["candidates"][0]["recipe"]["device"] == "auto"
     assert "use_cpu: left aside for L4" in found["candidates"][0]["reasons"]
+    assert re.search("not read +use_cpu: left aside for L4", run(*words)[1])
     status, _, err = run(*words, "device=cpu")
     assert (status, "device: 'cpu' contradicts planning for l4" in err) == (2, True)
     plan = tightfit.plan("gpt2", TrainingArguments(use_cpu=True, per_device_train_batch_size=1), gpu="l4")

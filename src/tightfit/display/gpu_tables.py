@@ -69,7 +69,9 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     sizes = " to ".join(dict.fromkeys(size(each) for each in (*assumed[:1], *assumed[-1:])))
     host_is = f"host: of the machine's memory, {sizes} of it assumed; write --host-memory SIZE for yours"
     said = ((host_is, assumed), (prices_are, priced), (sheets, chosen))
-    for remark in (*_refusals(rows), *(text for text, applies in said if applies)):
+    unread = next((row.plan.answers.unread for row in rows if row.plan is not None), ())
+    for remark in (*_refusals(rows), *(f"not read: {text}" for text in unread),
+                   *(text for text, applies in said if applies)):
         console.print(Text(remark))
 
 

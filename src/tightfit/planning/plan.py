@@ -152,7 +152,7 @@ class Answers:
     scaling: speed on several GPUs; None on one.
     more_gpus: what dividing the model among GPUs takes; empty where one holds it whole.
     offload: that `offload=none` is pinned where nothing fits; else empty. adapters: what they would take there.
-    unread: pins that generating has no use for.
+    unread: what was written and has no effect: pins that generating has no use for, arguments of Hugging Face.
     misaligned: dimensions that leave tensor cores idle, with the gain from padding.
     """
 
@@ -169,7 +169,7 @@ class Answers:
     more_gpus: str = ""
     offload: str = ""
     adapters: str = ""
-    unread: str = ""
+    unread: tuple[str, ...] = ()
     misaligned: tuple[Misalignment, ...] = ()
 
     def lines(self) -> list[tuple[Label, str]]:
@@ -186,7 +186,7 @@ class Answers:
             (Label.MORE_GPUS, self.more_gpus),
             (Label.OFFLOAD, self.offload),
             (Label.ADAPTERS, self.adapters),
-            (Label.NOT_READ, self.unread),
+            *((Label.NOT_READ, text) for text in self.unread),
             *((Label.ALIGNMENT, misaligned.sentence) for misaligned in self.misaligned),
         ]
         return [(label, text) for label, text in lines if text]

@@ -113,16 +113,16 @@ def test_pins_that_only_training_reads_are_named_in_one_note():
     plan, _ = found(asked(**pins), gpu(4096 * MIB))
     told = ("micro_batch_size=64, checkpointing=every-nth checkpointing.n=3, optimizer=lion: for training alone, and "
             "not read with mode=inference.")
-    assert plan.answers.unread == told
+    assert plan.answers.unread == (told,)
     assert told in plan.to_json()["candidates"][0]["reasons"]
-    assert found(asked(), gpu(4096 * MIB))[0].answers.unread == ""
+    assert found(asked(), gpu(4096 * MIB))[0].answers.unread == ()
 
 
 def test_weights_of_fewer_bits_are_refused_and_arguments_without_effect_noted():
     with pytest.raises(Refused, match="generating with nf4 weights is not planned; write base=as-is"):
         found(asked(base="nf4", trainable="lora"), gpu(4096 * MIB))
     plan, _ = found(asked(hugging_face={"do_train": True}), gpu(4096 * MIB))
-    assert "hugging_face: without effect here: do_train" in plan.notes
+    assert plan.answers.unread == ("hugging_face: without effect here: do_train",)
 
 
 def test_what_does_not_fit_is_named_by_the_batch():

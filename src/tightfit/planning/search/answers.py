@@ -18,6 +18,7 @@ from tightfit.planning.search.host_memory import enough_host_memory
 from tightfit.planning.search.more_gpus import more_gpus, scaling
 from tightfit.planning.search.smallest_gpu import smallest_gpu
 from tightfit.recipe import Recipe
+from tightfit.recipe.hf_arguments.table import without_effect
 from tightfit.recipe.yaml import field_text
 from tightfit.techniques import SLOTS
 
@@ -31,7 +32,7 @@ def brief_answers(exploration: Exploration, recipe: Recipe, head: Evaluated) -> 
     return Answers(
         why=" ".join(why(exploration, best)) if best is not None else "",
         more_gpus=more_gpus(exploration, head),
-        unread=_unread(recipe) if recipe.mode == "inference" else "",
+        unread=_unread(recipe),
     )
 
 
@@ -65,8 +66,9 @@ def all_answers(
     )
 
 
-def _unread(recipe: Recipe) -> str:
-    """The pins that only training reads, as a sentence; empty where there are none."""
-    pinned = [field_text(field, value) for field in TRAINING_ALONE
+def _unread(recipe: Recipe) -> tuple[str, ...]:
+    """Sentences on what was written and has no effect: pins that only training reads, arguments of Hugging Face."""
+    pinned = [field_text(field, value) for field in TRAINING_ALONE * (recipe.mode == "inference")
               if (value := getattr(recipe, field)) != Recipe.model_fields[field].default]
-    return f"{', '.join(pinned)}: for training alone, and not read with mode=inference." if pinned else ""
+    pins = f"{', '.join(pinned)}: for training alone, and not read with mode=inference." if pinned else ""
+    return tuple(filter(None, (pins, without_effect(recipe.hugging_face))))

@@ -39,7 +39,6 @@ from tightfit.planning.standard_tools import standard_tools
 from tightfit.planning.targets import Target
 from tightfit.planning.whole_run import steps_of
 from tightfit.recipe import Recipe
-from tightfit.recipe.hf_arguments.table import without_effect
 from tightfit.tasks import TASKS
 from tightfit.text import counted, size
 
@@ -165,7 +164,7 @@ def _plan(exploration: Exploration, recipe: Recipe, catalogue: Sequence[Device],
     return Plan(
         device=exploration.device, asked=recipe, candidates=candidates,
         chosen=candidates[0] if best is not None else None, answers=answers,
-        notes=(*notes, *exploration.notes, *filter(None, [without_effect(recipe.hugging_face)]),
+        notes=(*notes, *exploration.notes,
                *(f"left out: {reason}" for reason in dict.fromkeys(exploration.refused.values()))),
         tried=len(exploration.considered) * len(exploration.sizes), predictions=exploration.budget.made,
     )  # fmt: skip
