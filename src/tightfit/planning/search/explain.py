@@ -180,7 +180,25 @@ def trade_off(exploration: Exploration, found: Evaluated, best: Evaluated) -> st
     remarks = {"with-retries": "; it fits only after the caching allocator has freed unused blocks",
                "tight": "; it leaves less than the safety margin"}
     return (f"{choices_text(found.recipe, best.recipe)}: {speed}, {more_or_less(memory)} at the peak"
-            f"{remarks.get(found.estimate.memory.verdict, '')}.")
+            f"{remarks.get(found.estimate.memory.verdict, '') or _why_not(exploration, found, best)}.")
+
+
+def _why_not(exploration: Exploration, found: Evaluated, best: Evaluated) -> str:
+    """The reason why what is faster, or as fast with less memory, is not the choice, as the end of a sentence; empty
+    for what is neither."""
+    space, memory, of_best = exploration.space, found.estimate.memory, best.estimate.memory
+    share = faster_by(exploration.speed_of(found), exploration.speed_of(best))
+    pairs = {id(each): pair for pair, each in exploration.found.items()}
+    (choice, _), (chosen, _) = pairs[id(found)], pairs[id(best)]
+    if share > 0 and space.level(choice) > space.level(chosen):
+        return "; the choice changes numerics less"
+    more = space.complexity(choice) - space.complexity(chosen)
+    equal = f"; times within {percent(CLOCK_ERROR)} count as equal, and the choice"
+    if abs(share) <= CLOCK_ERROR and more > 0 and (share > 0 or memory.peak_reserved < of_best.peak_reserved):
+        return f"{equal} changes {counted(more, 'field')} fewer"
+    if 0 < share <= CLOCK_ERROR and not more and of_best.used + of_best.host < memory.used + memory.host:
+        return f"{equal} takes less memory, the host's included"
+    return ""
 
 
 def faster_by(speed: float, best: float) -> float:
