@@ -120,6 +120,24 @@ def test_the_smallest_gpu_is_asked_of_shares_too_that_only_a_room_gave():
     assert smallest_gpu(search_so_far, [CARD])[2].startswith("With ")
 
 
+def test_smaller_gpus_with_blocks_in_host_memory_stand_beside_the_smallest_that_needs_none():
+    """A streamed candidate takes 5 GiB reserved, 1 of context and 30 beside it; without blocks there 60 are needed."""
+    space = Space(Recipe.from_dict({**FIELDS, "compile": "off"}), CARD)
+    mild = next(choice for choice in space.mildest if space.needs_by_block(choice))
+    cards = [replace(CARD, name=f"Card {size}", memory_bytes=size * GIB) for size in (4, 8, 16)]
+
+    def text(**memory):
+        search_so_far = Exploration(space, InProcess(Declared(1e12, 60 * GIB, SPEEDS).tools()), TraceBudget(limit=9),
+                                    margin=Margin())
+        search_so_far.found = {(mild, 1): evaluated(**memory)}
+        return smallest_gpu(search_so_far, cards)[1]
+
+    assert text(peak_reserved=5 * GIB, host=30 * GIB) == (
+        "No GPU of the catalogue was found that can train this with no block in host memory. With blocks there a "
+        "smaller one does, such as Card 8 (8.0 GiB) beside 30.0 GiB of host memory, by this Test Card's trace.")
+    assert text(peak_reserved=20 * GIB).endswith("memory. With blocks there a smaller one may do.")
+
+
 def test_what_fsdp_keeps_in_host_memory_is_not_offloads_to_bring_back():
     lacking = evaluated(host_missing=GIB, host_blocks=8)
     apart = replace(lacking, recipe=lacking.recipe.model_copy(update={"offload": NoOffload()}))

@@ -49,7 +49,7 @@ def _smallest(
     if not known:
         return None, "The smallest GPU is not known: the limit on traces was reached."
     streams = cheap and any(map(space.needs_by_block, choices))
-    resident = ", no block in host memory" if streams else ""
+    resident = " with no block in host memory" if streams else ""
     least = min(known, key=lambda found: found.estimate.memory.used)
     fits, too_small, traced = least.fit_rank.fits, "", [(device, least)]
     if least.estimate.memory.host_missing:
@@ -79,13 +79,34 @@ def _smallest(
             by = f", by this {device.name}'s trace" if dear else ""
             used = size(min(cost.estimate.memory.used, gpu.memory_bytes))
             return gpu, (f"{several}{gpu.name} ({size(gpu.memory_bytes)}) is the smallest that can "
-                         f"{_does(space.recipe)}: {used} with CUDA context, at {choices_text(there, None, shown)}"
-                         f"{resident}{by}.")
+                         f"{_does(space.recipe)}{resident}: {used} with CUDA context, at "
+                         f"{choices_text(there, None, shown)}{by}."
+                         + _with_blocks(exploration, catalogue, choices, gpu.memory_bytes) * bool(streams))
         too_small = gpu.name
         traced.append((gpu, cost))
+    blocks = _with_blocks(exploration, catalogue, choices, device.memory_bytes) * bool(streams)
     if fits:
-        return device, f"No smaller GPU of the catalogue than {device.name} would do{resident}."
-    return None, f"No GPU of the catalogue was found that can {_does(space.recipe)}."
+        return device, f"No smaller GPU of the catalogue than {device.name} would do{resident}.{blocks}"
+    return None, f"No GPU of the catalogue was found that can {_does(space.recipe)}{resident}.{blocks}"
+
+
+def _with_blocks(
+    exploration: Exploration, catalogue: Sequence[Device], choices: Sequence[Combination], below: int
+) -> str:
+    """The sentence on GPUs of less memory than `below` with blocks in host memory, as far as what was evaluated tells:
+    the smallest on which any of it fits whose numerics are those of some combinations."""
+    space, device = exploration.space, exploration.device
+    streamed = [found for (choice, _), found in exploration.found.items() if found.fit_rank.is_safe
+                and found.recipe.offloaded.needs_by_block and space.level(choice) == space.level(choices[0])]
+    for gpu in sorted(catalogue, key=lambda d: (d.memory_bytes, d.name)):
+        room = gpu.memory_bytes - exploration.margin.of(gpu)
+        fitting = [found.estimate.memory for found in streamed
+                   if found.estimate.memory.used <= room and not found.recipe.refusals(gpu)]
+        if fitting and gpu.memory_bytes < below:
+            least = min(fitting, key=lambda memory: memory.host)
+            return (f" With blocks there a smaller one does, such as {gpu.name} ({size(gpu.memory_bytes)}) beside "
+                    f"{size(least.host)} of host memory, by this {device.name}'s trace.")
+    return " With blocks there a smaller one may do."
 
 
 def _needs_at_least(found: Evaluated, card: Device, gpu: Device) -> int:
