@@ -207,7 +207,9 @@ def test_training_arguments_stand_between_the_recipe_and_the_overrides(tmp_path)
     (["--gpu", "24GB,l4"], ["gpu: '24GB' cannot be one of several"]),
     (["--gpu", "l4,t4", "--price", "h100-sxm=2"], ["price: H100 SXM", "not among"]),
     (["--gpu", "all", "--price", "rtx-4090"], ["'rtx-4090'", "rtx-4090=0.35"]),
-    (["--gpu", "all", "--price", "rtx-4091=1"], ["price: 'rtx-4091=1'", "'rtx-4090'"]),
+    (["--gpu", "all", "--price", "rtx-4091=1"], ["price: 'rtx-4091=1'", "not in the catalogue", "'rtx-4090'"]),
+    (["--gpu", "all", "--price", "a100-80gb=1.5"], [
+        "price: 'a100-80gb=1.5': 'a100-80gb' is the name of 2 GPUs; write one of: a100-80gb-pcie, a100-80gb-sxm"]),
     (["--gpu", "l4", "--price", "foo"], ["price: 'foo'", "--tokens 1B"]),
     (["--gpu", "l4", "--price", "foo", "--tokens", "1B"], ["price: 'foo'", "--price 2.50"]),
     (["--gpu", "l4", "--tokens", "many"], ["tokens: 'many'", "500M"]),

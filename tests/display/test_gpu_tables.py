@@ -44,7 +44,7 @@ def test_a_gpu_is_one_line_on_eighty_columns():
 
 def test_a_cost_has_a_unit():
     text = text_of([row("A100 80GB PCIe", fitting(), price=2.0)], tokens=360_000_000)
-    assert "cost: of the whole run, in the unit of --price" in text
+    assert "cost: of the whole run, at an hour's --price" in text
     assert "per price" not in text
     for tokens, unit, cells in ((3_000_000, "minutes", "5.0 0.167"), (300_000, "seconds", "30.0 0.0167")):
         text = " ".join(text_of([row("A100 80GB PCIe", fitting(), price=2.0)], tokens=tokens).split())

@@ -62,7 +62,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     for text, letter in letters.items():
         legend.add_row(Text(letter), Text(text))
     console.print(legend)
-    prices_are = ("cost: of the whole run, in the unit of --price" if lengths else
+    prices_are = ("cost: of the whole run, at an hour's --price" if lengths else
                   f"per price: {unit} for one unit of the price")
     sheets = "Not calibrated: times come from the data sheets' figures."
     assumed = sorted({row.plan.device.host_bytes for row in using_host if row.plan and row.plan.device.host_assumed})

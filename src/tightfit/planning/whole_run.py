@@ -15,8 +15,10 @@ from tightfit.text import figure
 
 MOST_TOKENS = 10**15
 """More than any run is of: a slip of the hand, and not a run to plan."""
-LENGTH_UNITS = ((72.0, "days", 24.0), (1.5, "hours", 1.0), (1 / 30, "minutes", 1 / 60), (0.0, "seconds", 1 / 3600))
+LENGTH_UNITS = ((1.5, "hours", 1.0), (1 / 30, "minutes", 1 / 60), (0.0, "seconds", 1 / 3600))
 """Units of a run's length: hours from which each is used, and the hours in it."""
+DAYS_FROM = 72.0
+"""Hours from which a run's length is said in days too."""
 COUNT_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -52,9 +54,10 @@ class WholeRun:
     def __str__(self) -> str:
         unit, scale = unit_of(self.hours)
         around = "" if self.high == self.low else f" ({self.low / scale:,.1f} to {self.high / scale:,.1f})"
-        cost = "" if self.cost is None else f", at a cost of {figure(self.cost, 2)} in the unit of --price"
+        days = f", {self.hours / 24:,.1f} days," * (self.hours >= DAYS_FROM)
+        cost = "" if self.cost is None else f", cost {figure(self.cost, 2)} at {self.cost / self.hours:.6g} an hour"
         before = f", compiling for {self.startup_seconds:.0f} s or so counted" if self.startup_seconds else ""
-        return f"{self.hours / scale:,.1f} {unit}{around} for {self.tokens:,} {self.unit}{before}{cost}"
+        return f"{self.hours / scale:,.1f} {unit}{around}{days} for {self.tokens:,} {self.unit}{before}{cost}"
 
 
 def steps_of(recipe: Recipe, begins: bool = False) -> int:

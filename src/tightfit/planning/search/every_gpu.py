@@ -114,7 +114,8 @@ def parse_prices(given: Sequence[str]) -> dict[str, float]:
         try:
             device = find_device(name)
         except RecipeError as error:  # which speaks of --gpu, and ends in the names to choose from
-            raise RecipeError(f"price: {text!r} names no one GPU; {str(error).rpartition('; ')[2]}") from None
+            reason, *_, names = str(error).removeprefix("gpu: ").split("; ")
+            raise RecipeError(f"price: {text!r}: {reason}; {names}") from None
         if device.name in prices:
             raise RecipeError(f"price: {device.name} has two prices; keep one of them")
         prices[device.name] = price
