@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ from tightfit.backends.pytorch.batch import TensorGlobalBatch
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.errors import memory_guard
 from tightfit.backends.pytorch.step import Step
-from tightfit.backends.pytorch.world import joined, not_started
-from tightfit.backends.world import ALONE, ERROR_SAID, LaunchedProcess, World, launched_process
+from tightfit.backends.pytorch.world import alone, joined, not_started
+from tightfit.backends.world import ERROR_SAID, LaunchedProcess, World, launched_process
 from tightfit.devices import Device
 from tightfit.errors import Refused, SaidElsewhere, TightfitError
 from tightfit.recipe import Recipe
@@ -60,7 +60,7 @@ class PytorchBackend:
             if place is not None and place.size > 1 and "WORLD_SIZE" in os.environ:  # srun starts other things as well
                 raise _refused(place, f"parallel: {place.size} processes were started, and parallel={parallel.name} "
                                       "trains in one; write parallel=ddp, parallel=fsdp or parallel=zero, or start one")
-            return nullcontext(ALONE)
+            return alone()
         if place is None:
             raise not_started(parallel.name)
         if parallel.processes not in ("auto", place.size):

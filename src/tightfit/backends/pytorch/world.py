@@ -108,6 +108,13 @@ def not_started(name: str) -> Refused:
 
 
 @contextmanager
+def alone() -> Iterator[World]:
+    """The world of one process, while this is entered: torch raises the death of a data worker wherever it is."""
+    with lost_process_guard():
+        yield ALONE
+
+
+@contextmanager
 def joined(place: LaunchedProcess, device: str, timeout: float) -> Iterator[TorchWorld]:
     """The world that a launcher made room for, while this is entered; this process's GPU is then the current one.
 
