@@ -80,6 +80,13 @@ def test_a_step_is_predicted_and_drawn_for_a_card_that_is_not_there(run, tmp_pat
     assert not (tmp_path / "runs/tiny").exists()
 
 
+def test_a_prediction_is_written_where_the_command_says(run, tmp_path):
+    for _ in range(2):
+        assert run("profile", "tiny.yaml", "--gpu", "rtx-4090", "output_dir=runs/pg")[0] == 0
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["pg"]
+    assert profiles.load(tmp_path / "runs/pg").measured is None
+
+
 def test_a_step_with_weights_of_four_bits_is_measured(run, tmp_path):
     words = ("trainable=lora", "base=nf4", "model_overrides.n_embd=64", "micro_batch_size=4")
     status, _, err = run("profile", "tiny.yaml", "device=cpu", *words)

@@ -16,7 +16,7 @@ from tightfit.planner import target_for
 from tightfit.planning.plan import Plan
 from tightfit.profiling import CHROME_TRACE, FOLDER, UNFINISHED, XPLANE
 from tightfit.profiling.measure import keep_profile, predicted_profile, profile_recipe
-from tightfit.profiling.profile import Profile
+from tightfit.profiling.profile import Profile, home_of, load
 from tightfit.recipe.lookup import load_recipe, name_and_overrides
 from tightfit.training.listeners import Terminal
 from tightfit.training.run_folder import PLAN, RunFolder, folder_name, run_path
@@ -28,7 +28,8 @@ def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = 
 
     The run's folder gets `profile/`, `trace.json.gz` for Perfetto, on CUDA `memory.pickle` for PyTorch's memory_viz,
     and `report.html`, or `output` instead. gpu: a card that need not be present, for which the step is predicted and
-    not run; the folder is then one of its own. Raises TightfitError.
+    not run; the folder is then one of its own, or `output_dir` where that is an override and holds no measured profile.
+    Raises TightfitError.
     """
     name, overrides = name_and_overrides([name, *overrides])
     console = Console(stderr=True, soft_wrap=True)
@@ -66,8 +67,10 @@ def _predicted(name: str, overrides: Sequence[str], gpu: str, console: Console) 
     recipe = load_recipe(name, overrides, cuda=target.device.kind == "cuda")
     with Terminal(console) as terminal:
         profile, plan = predicted_profile(recipe, target, terminal.message)
-    measured = run_path(recipe, name)  # whose own profile stays
-    folder = measured.parent / f"{measured.name or 'profile'}-on-{folder_name(gpu)}"
+    folder = run_path(recipe, name)
+    written = any(word.startswith("output_dir=") for word in overrides)
+    if not written or (home_of(folder) is not None and load(folder).measured is not None):  # which stays
+        folder = folder.parent / f"{folder.name or 'profile'}-on-{folder_name(gpu)}"
     return _kept(profile, None, plan, folder)
 
 
