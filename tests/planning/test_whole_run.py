@@ -49,6 +49,10 @@ def test_steps_that_a_recipe_was_written_with_are_a_run_too():
     written = replace(plan, asked=plan.asked.override(max_steps=7200))
     assert written.whole_run.hours == pytest.approx(2 * time.step_seconds)
     assert written.whole_run.tokens == round(7200 * time.step_seconds * time.throughput)
+    assert plan.whole_run is None
+    assert replace(plan, asked=plan.asked.override(seq_len=512)).whole_run is None
+    assert replace(plan, asked=plan.asked.override(max_steps=300)).whole_run.tokens == round(
+        300 * time.step_seconds * time.throughput)
     assert replace(plan, asked=written.asked.override(num_train_epochs=2)).whole_run is None
 
 

@@ -61,9 +61,9 @@ class WholeRun:
 
 
 def steps_of(recipe: Recipe, begins: bool = False) -> int:
-    """Steps of the run that a recipe was written for, the default's only where it begins; 0 where it says none."""
+    """Steps of the run that a recipe was written for, by default only where it begins; 0 where it says none."""
     trains = recipe.mode == "train" and recipe.num_train_epochs is None  # of epochs nobody knows yet how many they are
-    asked = begins or recipe.max_steps != Recipe.model_fields["max_steps"].default
+    asked = begins or "max_steps" in recipe.model_fields_set
     return recipe.max_steps if trains and asked else 0
 
 

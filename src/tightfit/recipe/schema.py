@@ -275,7 +275,7 @@ class Recipe(TechniqueFacts, BaseModel):
         """Another recipe with some fields changed; `max_steps` takes the place of epochs. Raises RecipeError as
         `from_dict` does."""
         epochs = {"num_train_epochs": None} if "max_steps" in changes else {}
-        return self.from_dict({**self.to_dict(), **epochs, **changes})
+        return self.from_dict({**self.model_dump(mode="json", exclude_unset=True), **epochs, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: strings, numbers, lists and dicts, as written in YAML."""
