@@ -532,7 +532,7 @@ def test_a_run_over_epochs_of_data_that_is_here_is_as_long_as_its_samples_make_i
     unpacked = run(*words, "data.packing=false", "data.eval_fraction=0")[1]
     assert f"for {round(2.5 * 40 * 16):,} tokens" in " ".join(unpacked.split())
     priced = " ".join(run(*words, "--price", "2")[1].split())  # packed
-    assert re.search(r"whole run .* for [\d,]+ tokens, at a cost of", priced)
+    assert re.search(r"whole run .* for [\d,]+ tokens, cost [\d.]+ at 2 an hour", priced)
     status, out, err = run(*words, "task=sequence-classification")
     assert (status, "whole run" in out) == (0, False)
     assert "note: how long 2.5 epochs take is not known: data.label: " in err
