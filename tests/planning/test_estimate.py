@@ -157,11 +157,11 @@ def test_the_context_is_no_room():
 
 def test_standard_tools_count_flops_from_the_shape():
     """12 layers of 7,077,888 weights and a head of 38,597,376: 6 FLOPs each a token, and 12 for each pair, layer and
-    feature (arXiv 2204.02311, appendix B)."""
+    feature (arXiv 2204.02311, appendix B), of documents of a quarter of a row."""
     device = gpu(1 << 34)
     tools = standard_tools(TOY)
     recipe = recipe_on(device, model="gpt2", seq_len=1024, precision="bf16")
-    flops = 8 * 1024 * (6 * (12 * 7_077_888 + 768 * 50_257) + 12 * 12 * 768 * 1024)
+    flops = 8 * 1024 * (6 * (12 * 7_077_888 + 768 * 50_257) + 12 * 12 * 768 * 1024 / 4)
     assert tools.mfu(recipe, device, 2.0) == pytest.approx(flops / 2.0 / 1e14, rel=1e-6)
     assert tools.mfu(recipe, replace(device, flops={}), 2.0) == 0
     assert standard_tools(TOY, module=object()).mfu(recipe, device, 2.0) == 0  # the recipe's model is not its own
