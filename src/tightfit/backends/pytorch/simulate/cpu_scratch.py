@@ -13,6 +13,7 @@ are small against their factors. A convolution's memory grows evenly with the sa
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -98,7 +99,7 @@ def _safe_softmax(args: Arguments, result: Any) -> int:
     return max(int(args[0].numel()), _in_one_piece(args, result))
 
 
-# Kernels that are run on zeros: oneDNN's.
+# Kernels that are run on zeros: oneDNN's, and our own of several.
 
 
 class _Form(NamedTuple):
@@ -173,6 +174,24 @@ def _convolution(args: Arguments, result: Any) -> int:
     return some + (some - tried(TRIED_SAMPLES // 2)) * (samples - TRIED_SAMPLES) // (TRIED_SAMPLES - TRIED_SAMPLES // 2)
 
 
+def _dequantized(args: Arguments, result: Any) -> int:
+    """Scratch of one piece of a weight: others follow in the same memory."""
+    from tightfit.backends.pytorch.techniques.adapters.quantization import (  # who quantizes
+        BLOCK,
+        DEQUANTIZE,
+        PIECE_SIZE,
+    )
+
+    *parts, shape, dtype, again = args
+    count, kind = math.prod(shape), "nf4" if len(parts) > 2 else "int8"
+    blocks = -(-count // BLOCK[kind])
+    kept = min(blocks, PIECE_SIZE // BLOCK[kind])
+    forms = [_Form((-(-part.shape[0] * kept // blocks),), (1,), part.dtype) for part in parts]
+    if kind == "nf4":
+        forms[-1] = _Form.of(parts[-1])
+    return _run_on_zeros(DEQUANTIZE[kind], (*forms, (min(count, PIECE_SIZE),), dtype, again), torch.get_num_threads())
+
+
 @functools.cache
 def _run_on_zeros(func: Any, forms: tuple[Any, ...], threads: int) -> int:
     """The most bytes that one run on so many threads holds beyond its results."""
@@ -220,6 +239,7 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
     **dict.fromkeys(("index_add", "index_add_"), _index_add),
     **dict.fromkeys(("_softmax", "_log_softmax", "embedding_dense_backward"), _in_one_piece),
+    **dict.fromkeys(("dequantize_nf4", "dequantize_int8"), _dequantized),
     "mean": _mean,
     "_grouped_mm": _grouped_product,
     "_safe_softmax": _safe_softmax,
