@@ -223,7 +223,7 @@ def test_missing_fields_name_those_there(tmp_path: Path) -> None:
     refused("data.split: .* no split 'trian'; did you mean 'train'", save_dataset(tmp_path / "d", True), split="trian")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems name files in UTF-8")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has file names that are not UTF-8")
 def test_a_file_whose_name_is_not_utf8_is_read(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff.txt")).write_text("some text")
     assert read(tmp_path) == read(tmp_path / os.fsdecode(b"\xff.txt"))

@@ -59,6 +59,6 @@ def test_a_mixture_of_experts_has_total_and_active_parameters():
     size = ModelSize(parameters=6_900, active_parameters=1_300, flops=70, values=0)
     plan = replace(fitting(), experts=size)
     assert "gpt2 (6,900 parameters, of which 1,300 are active per token) on" in str(ReadablePlan.of(plan))
-    assert "N the active parameters" in str(ReadablePlan.of(plan))
+    assert "N is the number of active parameters" in str(ReadablePlan.of(plan))
     assert plan.to_json()["model"] == {"parameters": 6_900, "active_parameters": 1_300, "flops": 70, "values": 0}
     assert "model" not in fitting().to_json()

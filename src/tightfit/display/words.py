@@ -131,9 +131,10 @@ def marks(plan: Plan) -> str:
               and c.recipe.data.shares_rows(TASKS[c.recipe.task])]
     if any(candidate.estimate.time.mfu for candidate in candidates):
         frozen = any(candidate.recipe.trainable.freezes for candidate in candidates)
-        told = ", N the active parameters" * (plan.experts is not None) + ", 4 N of frozen weights" * frozen
+        told = ", where N is the number of active parameters" * (plan.experts is not None)
+        told += ", 4 N of frozen weights" * frozen
         apart = f" of a document, {DOCUMENTS_A_ROW} a row" * bool(shared)
-        found.append(f"MFU: 6 N a token{told}, and every pair of positions{apart}")
+        found.append(f"MFU: 6 N FLOPs a token{told}, and attention over every pair of positions{apart}")
     if any(recipe.seq_len >= LONG_ROWS for recipe in shared):
         found.append(f"tokens/s: of {DOCUMENTS_A_ROW} documents a row; of one, which takes longer, with "
                      "data.packing=false")

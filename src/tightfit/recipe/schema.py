@@ -272,8 +272,8 @@ class Recipe(TechniqueFacts, BaseModel):
         return (*(field for field in CHOICES if getattr(self, field) == "auto"), *(("offload",) if shares else ()))
 
     def override(self, **changes: Any) -> Self:
-        """Another recipe with some fields changed; `max_steps` takes the place of epochs. Raises RecipeError as
-        `from_dict` does."""
+        """Another recipe with some fields changed; `max_steps` takes the place of epochs, and a field that was not
+        written stays unwritten. Raises RecipeError as `from_dict` does."""
         epochs = {"num_train_epochs": None} if "max_steps" in changes else {}
         return self.from_dict({**self.model_dump(mode="json", exclude_unset=True), **epochs, **changes})
 

@@ -100,7 +100,8 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = WRITTEN
 
     def analyze_scalar(self, scalar: str) -> Any:
-        """What a text may be written as: one with a NEL, a line break that PyYAML reads as a space, escaped alone."""
+        """Styles that a text may be written in: escaped alone for one with a NEL, a line break that PyYAML reads as a
+        space."""
         found = super().analyze_scalar(scalar)
         if "\x85" in scalar:
             found.allow_single_quoted = found.allow_block = found.allow_flow_plain = found.allow_block_plain = False

@@ -93,8 +93,8 @@ def _smallest(
 def _with_blocks(
     exploration: Exploration, catalogue: Sequence[Device], choices: Sequence[Combination], below: int
 ) -> str:
-    """The sentence on GPUs of less memory than `below` with blocks in host memory, as far as what was evaluated tells:
-    the smallest on which any of it fits whose numerics are those of some combinations."""
+    """The sentence on a GPU of less memory than `below` that trains this with blocks in host memory: the smallest that
+    a recipe fits which was evaluated, of the numerics of `choices`; or that there may be one."""
     space, device = exploration.space, exploration.device
     streamed = [found for (choice, _), found in exploration.found.items() if found.fit_rank.is_safe
                 and found.recipe.offloaded.needs_by_block and space.level(choice) == space.level(choices[0])]

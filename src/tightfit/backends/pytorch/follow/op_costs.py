@@ -35,6 +35,7 @@ Traffic = Callable[[Arguments, dict[str, Any], Any], tuple[int, int]]
 MAX_SHAPES = 8
 """An op over lists of tensors names no more shapes than this."""
 
+
 class Cost(NamedTuple):
     """Cost of one op. `dtype` is the format it computes in. `kernels` is 0 for views and allocation, else 1: what else
     some ops launch hardly shows in a step's time."""
