@@ -123,6 +123,17 @@ def test_rounding_keeps_steps_below_the_last_bit() -> None:
     assert distance(Bf16Pure(rounding="nearest")) > 0.5
 
 
+@pytest.mark.parametrize("precision", [Fp32(), Bf16Pure()], ids=str)
+def test_parameters_that_are_added_later_are_the_rests(precision: Precision) -> None:
+    model = tiny().to(torch.bfloat16 if isinstance(precision, Bf16Pure) else torch.float32)
+    optimizer = Case(Muon(), precision, rate=RATE).optimizer(model)
+    added = nn.Parameter(torch.ones_like(model.hidden.weight))
+    optimizer.add_param_group({"params": [added]})
+    added.grad = torch.ones_like(added)
+    optimizer.step()
+    torch.testing.assert_close(added.float(), torch.full_like(added, 1 - RATE).float(), rtol=0, atol=RATE / 10)
+
+
 def test_a_copy_goes_on_as_the_original() -> None:
     model = tiny()
     optimizer = Case(Muon(), Fp32()).optimizer(model)

@@ -60,7 +60,7 @@ class MuonWithRest(Optimizer):
         taken = {*matrices["params"]}
         others = [{**group, "params": [p for p in group["params"] if p not in taken]} for group in rest.param_groups]
         groups = [group for group in ({**matrices, "orthogonal": True}, *others) if group["params"]]
-        super().__init__(groups, {"orthogonal": False})
+        super().__init__(groups, {**rest.defaults, "orthogonal": False})
         self._rest = rest
 
     def __getstate__(self) -> dict[str, Any]:
