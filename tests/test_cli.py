@@ -131,12 +131,16 @@ def test_what_the_output_s_encoding_cannot_say_is_replaced(place):
     assert "run folder: ?" in done.stdout
 
 
-def test_a_user_without_a_home_is_told_so(run, monkeypatch):
+@pytest.mark.parametrize(("words", "said"), [
+    (["train", "gpt2", "max_steps=1", "data.source=dummy"], "caches have no place, for this user has no home folder"),
+    (["plan", "gpt2", "--gpu", "rtx-4090", "cache_dir=~/caches"], "no home folder is known for its ~"),
+])
+def test_a_user_without_a_home_is_told_so(run, monkeypatch, words, said):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # nor has the system's list of users one
-    status, _, error = run("plan", "gpt2", "--gpu", "rtx-4090")
+    status, _, error = run(*words)
     assert status == 2
-    assert_one_line(error.splitlines(keepends=True)[-1], ["no home folder is known for its ~; set HOME"])
+    assert_one_line(error.splitlines(keepends=True)[-1], [f"{said}; set HOME"])
 
 
 def test_an_interrupt_within_pydantic_is_an_interrupt(place, run, monkeypatch):

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from shutil import rmtree
 
 import pytest
@@ -187,7 +188,8 @@ def test_the_command(tmp_path, run):
     status, out, err = run(tmp_path / "a")
     assert (status, err) == (0, "")
     assert out.splitlines()[0].startswith("gpt2 on RTX 4090: tokens/s ")
-    assert out.splitlines()[1] == f"report: {tmp_path / 'a' / 'report.html'}"
+    assert out.splitlines()[1].startswith("tokens/s: predicted ")
+    assert out.splitlines()[2:] == [f"report: {tmp_path / 'a' / 'report.html'}"]
     assert (tmp_path / "a" / "report.html").read_text().startswith("<!doctype html>")
     status, out, _ = run(tmp_path / "a", tmp_path / "b")
     assert "report-against-b.html" in out
@@ -221,13 +223,13 @@ def test_a_run_without_a_profile_shows_what_it_recorded_and_says_how_to_profile_
     assert f"{logged[0]['loss']:.4f}" in Read(page).said
     figures = out[:out.index("no step was profiled")]
     profiles.save(profile(), folder)
-    assert run(folder)[1].split("\n", 1)[1] == f"{figures}report: {folder / 'report.html'}\n"
+    assert run(folder)[1].split("\n", 2)[2] == f"{figures}report: {folder / 'report.html'}\n"
 
 
 def test_runs_without_profiles_are_compared_by_what_they_recorded(tmp_path, run, tiny):
     folders = []
-    for changes in ({}, {"seed": 1, "eval_steps": 2}):
-        folders.append(Path(Trainer(recipe={**tiny, **changes, "output_dir": str(tmp_path / str(changes))}).train()
+    for name, changes in (("first", {}), ("it's second", {"seed": 1, "eval_steps": 2})):
+        folders.append(Path(Trainer(recipe={**tiny, **changes, "output_dir": str(tmp_path / name)}).train()
                             .output_dir))
     profiles.save(profile(), folders[0])
     for first, second in (folders, folders[::-1]):
@@ -235,7 +237,7 @@ def test_runs_without_profiles_are_compared_by_what_they_recorded(tmp_path, run,
         assert (status, err) == (0, "")
         assert out.splitlines()[0].split("  ")[-1] == str(second)
         assert any(line.startswith("held-out ") and line.count("loss ") == 2 for line in out.splitlines())
-        assert f"no step was profiled: `tightfit profile {folders[1]}" in out
+        assert f"no step was profiled: `tightfit profile {quote(str(folders[1] / 'recipe.yaml'))}" in out
         page = (first / f"report-against-{second.name}.html").read_text()
         stands_alone(page)
         assert "seed" in Read(page).said
