@@ -410,7 +410,7 @@ def test_a_name_that_no_recipe_has_says_what_to_write(name, advice):
     ("text=body", "write data.text=..."),
     ("messages=chat", "write data.messages=..."),
     ("new_tokens=3", "write inference.new_tokens=..."),
-    ("label_smoothing_factor=0.1", "it changes the loss, which a recipe cannot say; leave it out"),
+    ("neftune_noise_alpha=5", "it adds noise to the embeddings, which a recipe cannot say; leave it out"),
     ("auto_find_batch_size=true",
      "it changes the global batch where memory runs out; leave it out: recover=true halves micro-batches alone"),
 ])

@@ -152,7 +152,7 @@ VARIANTS = [
      "output_dir": "x", "learning_rate": 0.1, "empty_cache_steps": 9},
     {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-5}},
     {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 9, "decay_type": "linear"}},
-    {"pad_vocab_to": 64, "pad_sequence_to": 8},
+    {"pad_vocab_to": 64, "pad_sequence_to": 8}, {"label_smoothing_factor": 0.1},
     {"hugging_face": {"log_level": "error", "num_train_epochs": 5}},
     {"load_best_model_at_end": True, "save_steps": 200}, {"load_best_model_at_end": True, "save_steps": None},
     {"metric_for_best_model": "accuracy"}, {"metric_for_best_model": "perplexity", "load_best_model_at_end": True},

@@ -50,7 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
     "bert, bf16": ({**CLASSES, "precision": "bf16", "checkpointing": "every-nth"}, 1e-3),
     "bert, one micro-batch": ({**CLASSES, "micro_batch_size": 8, "optimizer": "sgd", "learning_rate": 1e-2}, 1e-5),
     "bert, adafactor": ({**BERT, "task": "masked-lm", "optimizer": "adafactor", "learning_rate": 1e-2}, 1e-4),
-    "t5": (T5, 1e-5),
+    "t5": ({**T5, "label_smoothing_factor": 0.1}, 1e-5),
     "vit, bf16 weights": ({**VIT, "precision": NEAREST}, 1e-3),
     "ours": (OURS, 1e-5),
     "ours, compiled": ({**OURS, "compile": COMPILED, "checkpointing": "every-block"}, 1e-3),

@@ -140,6 +140,9 @@ class Recipe(TechniqueFacts, BaseModel):
     """Optimizer steps to train for, unless the recipe's `num_train_epochs` says how many."""
     num_train_epochs: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False), NUMBER] | None = None
     """Train for so many passes over the training data: `max_steps` is then counted when the data is prepared."""
+    label_smoothing_factor: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER] = 0.0
+    """Share of each label's weight in the training loss that is spread over all classes; losses of evaluations have
+    none."""
     max_grad_norm: NonNegative = 1.0
     """Clip gradients to this norm; 0 does not clip."""
     router_aux_loss_coef: NonNegative | None = None

@@ -8,12 +8,14 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+import torch
 
 from tests.backends.jax.cases import build, quickly, recipe
-from tightfit.backends.jax.forward import logits
+from tightfit.backends.jax.forward import cross_entropy_sum, logits
 from tightfit.backends.jax.loading import global_batches, stack_for, stack_micro_batches
 from tightfit.backends.jax.step import Step
 from tightfit.backends.jax.update import eval_step
+from tightfit.backends.pytorch.techniques.loss.of_logits import cross_entropy_sum as of_torch
 from tightfit.data import prepare
 from tightfit.data.loading import GlobalBatchLoader
 from tightfit.errors import ModelError
@@ -72,6 +74,14 @@ def test_documents_in_a_row_do_not_see_each_other(step):
     np.testing.assert_allclose(together, np.concatenate(alone, axis=1), atol=2e-6)
     apart = compute(step.state["params"], {"input_ids": packed["input_ids"]})
     assert np.abs(apart - together)[:, 5:].max() > 1e-2
+
+
+def test_smoothed_labels_are_torchs():
+    logits = RANDOM.normal(size=(2, 5, 7)).astype(np.float32)
+    labels = np.array([[0, 1, 2, 3, IGNORE], [6, IGNORE, 5, 5, 4]], np.int32)
+    found = quickly(partial(cross_entropy_sum, smoothing=0.3), logits, labels)
+    expected = of_torch(torch.tensor(logits), torch.tensor(labels, dtype=torch.int64), smoothing=0.3)
+    assert float(found) == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_padding_is_not_seen():

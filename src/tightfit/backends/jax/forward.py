@@ -26,10 +26,10 @@ LAYERS = 1
 
 
 def loss_sum(build: Build, params: Params, batch: Params, key: jax.Array | None = None) -> jax.Array:
-    """A micro-batch's summed loss, fp32. key: of dropout; None drops nothing."""
+    """A micro-batch's summed loss in training, fp32. key: of dropout; None drops nothing."""
     found = logits(build, params, batch, key)
     with jax.named_scope("loss"):
-        return cross_entropy_sum(found, batch["labels"])
+        return cross_entropy_sum(found, batch["labels"], build.recipe.label_smoothing_factor)
 
 
 def loss_and_correct(build: Build, params: Params, batch: Params) -> tuple[jax.Array, jax.Array]:
@@ -38,14 +38,17 @@ def loss_and_correct(build: Build, params: Params, batch: Params) -> tuple[jax.A
     return cross_entropy_sum(found, batch["labels"]), (found.argmax(-1) == batch["labels"]).sum()
 
 
-def cross_entropy_sum(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def cross_entropy_sum(logits: jax.Array, labels: jax.Array, smoothing: float = 0.0) -> jax.Array:
     """Summed cross-entropy, in the logits' format.
 
-    logits: (..., classes), at least fp32. labels: int32 (...), `IGNORE` where nothing counts. Returns a scalar.
+    logits: (..., classes), at least fp32. labels: int32 (...), `IGNORE` where nothing counts. smoothing: share of
+    each label that is spread over all classes. Returns a scalar.
     """
     # Picked out by comparing, for the gradient of a lookup is an array of logits more.
     classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
     of_label = jnp.where(classes == labels[..., None], logits, 0.0).sum(-1)
+    if smoothing:
+        of_label = (1.0 - smoothing) * of_label + smoothing * logits.mean(-1)
     return jnp.where(labels != IGNORE, jax.nn.logsumexp(logits, axis=-1) - of_label, 0.0).sum()
 
 

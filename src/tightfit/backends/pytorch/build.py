@@ -178,11 +178,14 @@ class Build:
                              f"and refuses: {error}; rename its argument, or wrap the model") from None
 
     def loss_sum(self, batch: TensorBatch, check: Check | None = None, tally: Tally | None = None) -> Tensor:
-        """A micro-batch's summed loss, a scalar. check: sees the model's outputs before the loss is made of them.
-        tally: counts what is predicted."""
+        """A micro-batch's summed loss, a scalar; its labels are smoothed while the model is in training mode.
+
+        check: sees the model's outputs before the loss is made of them. tally: counts what is predicted.
+        """
         with self.forward_context():
             # Nothing else holds on to the outputs: whole logits are freed as soon as the loss has its own copy.
-            return self.loss.total(self._checked_outputs(batch, check), batch.labels, tally)
+            smoothing = self.recipe.label_smoothing_factor if self.model.training else 0.0
+            return self.loss.total(self._checked_outputs(batch, check), batch.labels, tally, smoothing)
 
     def _checked_outputs(self, batch: TensorBatch, check: Check | None) -> Tensor:
         outputs = self.loss.outputs(self, batch)

@@ -107,6 +107,8 @@ def _left_to_you(recipe: Recipe, build: Build, dtype: str, accumulation: int) ->
         f"accumulation: {accumulation} micro-batches of {recipe.micro_batch_size} a step, each one's summed loss "
         "divided by the number of labels in all of them": accumulation > 1,
         f"clipping: torch.nn.utils.clip_grad_norm_(model.parameters(), {recipe.max_grad_norm})": recipe.max_grad_norm,
+        f"label smoothing: label_smoothing={recipe.label_smoothing_factor} of a cross-entropy of your own; "
+        "applied.loss_sum has it": recipe.label_smoothing_factor,
         f"schedule: {recipe.lr_scheduler_type}{arguments}, {recipe.warmup} warm-up steps":
             recipe.lr_scheduler_type != "constant" or recipe.warmup,
         f"vocabulary: logits[..., :{build.facts.vocab_size}] before the loss; the rest is padding": recipe.pad_vocab_to,

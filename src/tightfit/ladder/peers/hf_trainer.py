@@ -112,14 +112,14 @@ def _train(recipe: Recipe, device: Device, meter: Meter, arguments: dict[str, An
     shifts = recipe.task == "causal-lm" and _shifts_labels(model)
     # Many a model takes the mean over its micro-batch, whatever the step's other ones hold, and the Trainer adds those.
     alone = arguments["gradient_accumulation_steps"] == 1
-    own = isinstance(model, transformers.PreTrainedModel) and (shifts or alone)
+    own = isinstance(model, transformers.PreTrainedModel) and (shifts or alone) and not recipe.label_smoothing_factor
     written = transformers.TrainingArguments(**arguments)
     written._n_gpu = 1  # with two cards it would split each micro-batch over both
     trainer = _Trainer(
         _Clock(meter), model, written,
         train_dataset=[(int(number), epoch) for chosen, epoch in steps for number in chosen],
         data_collator=partial(_collated, data.samples, next(model.parameters()).dtype, shifts),
-        compute_loss_func=None if own else _mean_loss,
+        compute_loss_func=None if own else partial(_mean_loss, recipe),
         optimizer_cls_and_kwargs=_adafactor(recipe),
     )  # fmt: skip
     trainer.remove_callback(transformers.PrinterCallback)
@@ -161,9 +161,9 @@ def _shifts_labels(model: nn.Module) -> bool:
     return passes_arguments_on(model) and getattr(model, "loss_function", None) is ForCausalLMLoss
 
 
-def _mean_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
+def _mean_loss(recipe: Recipe, outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
     """The Trainer's hook for a loss of one's own: a micro-batch's part of the step's mean."""
-    return loss_sum(logits_of(outputs), labels) / num_items_in_batch
+    return loss_sum(logits_of(outputs), labels, recipe) / num_items_in_batch
 
 
 def _collated(samples: Samples, weights: torch.dtype, shifted: bool, chosen: Sequence[Sample]) -> dict[str, Tensor]:

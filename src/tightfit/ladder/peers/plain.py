@@ -70,7 +70,7 @@ def _train(recipe: Recipe, device: Device, meter: Meter) -> Timings:
         total = torch.zeros((), device=build.torch_device)
         for batch in global_batch.micro_batches:
             with torch.autocast(device.kind, dtype, enabled=dtype is not None):
-                loss = _loss_sum(model, batch.to(build.torch_device)) / global_batch.count
+                loss = _loss_sum(model, batch.to(build.torch_device), recipe) / global_batch.count
             scaler.scale(loss).backward()
             total += loss.detach()
         scaler.unscale_(optimizer)
@@ -85,10 +85,10 @@ def _train(recipe: Recipe, device: Device, meter: Meter) -> Timings:
     return meter.read()
 
 
-def _loss_sum(model: nn.Module, batch: TensorBatch) -> Tensor:
+def _loss_sum(model: nn.Module, batch: TensorBatch, recipe: Recipe) -> Tensor:
     """A micro-batch's summed loss; the logits are let go on return, where the loop would hold them until the next."""
     weights = next(model.parameters()).dtype
-    return loss_sum(logits_of(model(**model_arguments(batch, weights))), batch.labels)
+    return loss_sum(logits_of(model(**model_arguments(batch, weights))), batch.labels, recipe)
 
 
 def bare(recipe: Recipe, device: Device) -> Build:
@@ -152,9 +152,10 @@ def compile_model(build: Build) -> nn.Module:
     return model
 
 
-def loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
+def loss_sum(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
     """The summed cross-entropy of the labels that count."""
-    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum",
+                           label_smoothing=recipe.label_smoothing_factor)
 
 
 def named_kernel(recipe: Recipe) -> AbstractContextManager[None]:

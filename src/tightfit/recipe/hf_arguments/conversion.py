@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Recipe")
 Arguments = dict[str, Any]
 
-SAME = ("output_dir", "learning_rate", "lr_scheduler_type", "max_grad_norm", "save_total_limit", "seed", "report_to")
+SAME = ("output_dir", "learning_rate", "lr_scheduler_type", "label_smoothing_factor", "max_grad_norm",
+        "save_total_limit", "seed", "report_to")
 """Fields of a recipe that are called as their arguments, and mean the same."""
 
 TECHNIQUES = ("precision", "checkpointing", "offload", "compile", "optimizer", "loading")

@@ -38,6 +38,7 @@ class Mapped(BaseModel):
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
     max_grad_norm: float = 1.0
+    label_smoothing_factor: float = 0.0
     bf16: bool = False
     fp16: bool = False
     bf16_full_eval: bool = False
@@ -98,7 +99,6 @@ _LIGER = "puts kernels into the model that a recipe does not have; leave it out,
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
     "optim_target_modules": (None, "is for GaLore and APOLLO, which a recipe does not have; leave it out"),
-    "label_smoothing_factor": (0.0, "changes the loss, which a recipe cannot say; write label_smoothing_factor=0"),
     "use_liger_kernel": (False, _LIGER),
     "liger_kernel_config": (None, _LIGER),
     "use_cache": (False, "keeps keys and values that a training step does not need; write use_cache=False"),

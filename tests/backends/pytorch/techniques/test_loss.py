@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers.trainer_pt_utils import LabelSmoother
 
 from tests.architectures import CAUSAL, MASKED, SEQ2SEQ, TASK_OF, VOCAB, tiny_config, tiny_model
 from tests.backends.test_exactness import DTYPES, ROWS, Wide, micro_batches, worst
@@ -105,12 +106,31 @@ def test_gradients_through_what_a_model_does_to_its_logits(name, bits):
     ("bert", "masked-lm", False, {"pad_vocab_to": 64}),
     ("bart", "seq2seq", False, {"pad_vocab_to": 64}),
     ("gpt2", "causal-lm", False, {"compile": {"name": "per-block", "backend": "aot_eager"}}),
+    ("gpt2", "causal-lm", True, {"label_smoothing_factor": 0.3}),
+    ("gemma2 softcapped", "causal-lm", False, {"pad_vocab_to": 64, "label_smoothing_factor": 0.3}),
     pytest.param("gemma2 softcapped", "causal-lm", True, {"compile": {"name": "whole", "backend": "aot_eager"}},
                  marks=pytest.mark.cold),
 ], ids=str)  # fmt: skip
 def test_gradients_with_other_techniques(name, task, packed, changes):
     make = (lambda: changed_model(name)) if name in CHANGED_LOGITS else (lambda: tiny_model(name))
     assert_alike(make, task, "fp32", packed, **changes)
+
+
+@pytest.mark.parametrize("loss", ["plain", SMALL])
+def test_smoothed_labels_are_those_of_transformers_trainer_and_evaluations_have_none(loss):
+    model = tiny_model("gpt2")
+    model.get_output_embeddings().weight.data *= 20  # sure of itself, so that smoothing tells
+    step = step_of(model, "causal-lm", loss, label_smoothing_factor=0.3)
+    batch = next(iter(tensor_global_batch(global_batch_of(micro_batches("causal-lm", (ROWS,)))).micro_batches))
+    logits = step.build.logits(batch) if loss == "plain" else step.build.model(**batch.inputs).logits
+    smoother = LabelSmoother(epsilon=0.3)
+    found = step.build.loss_sum(batch)
+    expected = smoother({"logits": logits}, batch.labels) * (batch.labels != IGNORE).sum()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    step.build.model.eval()
+    plain = nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
+    assert step.build.loss_sum(batch).item() == pytest.approx(plain.item(), rel=1e-5)
+    assert abs(found.item() - plain.item()) > 4.0
 
 
 @pytest.mark.parametrize(("precision", "limit"), [("bf16", 0.02), ("fp16", 0.005), ("bf16-pure", 0.02)])

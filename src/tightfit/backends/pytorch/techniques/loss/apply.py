@@ -56,10 +56,13 @@ def liger(technique: Liger, build: Build) -> Build:
     return replace(build, loss=LossOfHiddenStates(build, head, _liger_chunk, _liger_loss))
 
 
-def _liger_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, cap: float | None) -> Tensor:
+def _liger_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, cap: float | None, smoothing: float
+) -> Tensor:
     kernels: Any = importlib.import_module("liger_kernel.transformers")
     dtype = computing_dtype(hidden, weight)
-    total = kernels.LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORE, reduction="sum", softcap=cap)
+    total = kernels.LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORE, reduction="sum", softcap=cap,
+                                                     label_smoothing=smoothing)
     loss: Tensor = total(weight.to(dtype), hidden.to(dtype), labels, None if bias is None else bias.to(dtype))
     return loss
 
@@ -86,8 +89,8 @@ class LogitChange:
 
 Chunk = Callable[[Tensor, Tensor], int]
 """(hidden states (N, H), the head's weight (V, H)) -> tokens of a chunk."""
-Kernel = Callable[[Tensor, Tensor, Tensor | None, Tensor, float | None], Tensor]
-"""(hidden states, weight, bias (V,), labels (N,), bound of a softcap) -> the summed loss."""
+Kernel = Callable[[Tensor, Tensor, Tensor | None, Tensor, float | None, float], Tensor]
+"""(hidden states, weight, bias (V,), labels (N,), bound of a softcap, smoothing) -> the summed loss."""
 
 
 def find_head(build: Build) -> nn.Linear:
@@ -136,14 +139,14 @@ class LossOfHiddenStates(Loss):
     def classes(self, build: Build, outputs: Tensor) -> int:
         return self._change.vocabulary
 
-    def total(self, outputs: Tensor, labels: Tensor, tally: Tally | None = None) -> Tensor:
+    def total(self, outputs: Tensor, labels: Tensor, tally: Tally | None = None, smoothing: float = 0.0) -> Tensor:
         def work(hidden: Tensor) -> Tensor:
             hidden, weight, bias = self._scaled(hidden.flatten(0, -2))
             change, flat = self._change, labels.flatten()
             if self._kernel is not None and tally is None and simulated_device(hidden) is None:
-                return self._kernel(hidden, weight, bias, flat, change.cap)
+                return self._kernel(hidden, weight, bias, flat, change.cap, smoothing)
             return chunked_cross_entropy(hidden, weight, bias, flat, self._chunk(hidden, weight), change.cap,
-                                         change.vocabulary, tally)
+                                         change.vocabulary, tally, smoothing)
 
         loss: Tensor = self._head(outputs, work)
         return loss

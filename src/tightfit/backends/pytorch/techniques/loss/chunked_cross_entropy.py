@@ -21,17 +21,18 @@ from tightfit.tasks import IGNORE
 
 def chunked_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, tokens: int, cap: float | None = None,
-    vocabulary: int | None = None, tally: Tally | None = None,
+    vocabulary: int | None = None, tally: Tally | None = None, smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """Summed cross-entropy of `hidden @ weight.T + bias`, a scalar in fp32, or in fp64 for fp64.
 
     hidden: (N, H). weight: (V, H). bias: (V,). labels: int64 (N,), `IGNORE` where nothing counts. tokens: rows of a
     chunk, at most; all chunks are equally long. cap: of a softcap, cap * tanh(logits / cap). vocabulary: rows of the
-    weight that count; those behind it take no part. tally: counts what is predicted. Under autocast products run in its
-    format.
+    weight that count; those behind it take no part. tally: counts what is predicted. smoothing: share of each label
+    that is spread over all classes. Under autocast products run in its format.
     """
     learns = torch.is_grad_enabled()
-    loss: Tensor = _CrossEntropy.apply(hidden, weight, bias, labels, tokens, cap, vocabulary, learns, tally)  # type: ignore[no-untyped-call]
+    loss: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, labels, tokens, cap, vocabulary, learns, tally, smoothing)
     return loss
 
 
@@ -47,12 +48,12 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, tokens: int, cap: float | None,
-        vocabulary: int | None, learns: bool, tally: Tally | None,
+        vocabulary: int | None, learns: bool, tally: Tally | None, smoothing: float,
     ) -> Tensor:  # fmt: skip
         needs = [learns and need for need in ctx.needs_input_grad[:3]]
         dtype = computing_dtype(hidden, weight)
         with torch.autocast(hidden.device.type, enabled=False):
-            chunks = _Chunks(hidden, weight, bias, dtype, cap, vocabulary, needs, tally)
+            chunks = _Chunks(hidden, weight, bias, dtype, cap, vocabulary, needs, tally, smoothing)
             starts, size = loops.equal_turns(hidden.shape[0], tokens)
             for start in loops.turns(starts):
                 chunks.add(start, hidden[start : start + size].to(dtype), labels[start : start + size])
@@ -66,7 +67,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         found = [None if saved is None else saved.mul_(gradient).to(dtype)
                  for saved, dtype in zip(ctx.saved_tensors, ctx.formats, strict=True)]
-        return (*found, None, None, None, None, None, None)
+        return (*found, *[None] * 7)
 
 
 class _Chunks:
@@ -74,7 +75,7 @@ class _Chunks:
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, cap: float | None,
-        vocabulary: int | None, needs: list[bool], tally: Tally | None,
+        vocabulary: int | None, needs: list[bool], tally: Tally | None, smoothing: float,
     ) -> None:
         self._matrix = weight.to(dtype)
         self._offset = None if bias is None else bias.to(dtype)
@@ -82,7 +83,8 @@ class _Chunks:
         self._of_hidden = torch.empty_like(hidden, dtype=dtype) if needs[0] else None
         self._of_weight: Tensor | None = None
         self._of_bias: Tensor | None = None
-        self._needs, self._tally = needs, tally
+        self._needs, self._tally, self._smoothing = needs, tally, smoothing
+        self._classes = vocabulary or weight.shape[0]
         # Sums over many chunks need fp32. Where there are fewer tokens than hidden units there are few chunks, and a
         # wider sum might take more than whole logits would.
         many = hidden.shape[0] >= hidden.shape[1]
@@ -94,11 +96,16 @@ class _Chunks:
         shares, slope = self._log_shares(hidden)
         if self._tally is not None:
             self._tally(shares, labels)
-        self.loss += F.nll_loss(shares, labels, ignore_index=IGNORE, reduction="sum")
+        own, each = 1.0 - self._smoothing, self._smoothing / self._classes  # weights of the label, and of every class
+        uncounted = (labels == IGNORE)[:, None]
+        self.loss += own * F.nll_loss(shares, labels, ignore_index=IGNORE, reduction="sum")
+        if each:
+            self.loss -= each * shares[:, : self._classes].sum(-1).masked_fill(uncounted[:, 0], 0.0).sum()
         if not any(self._needs):
             return
-        uncounted = (labels == IGNORE)[:, None]
-        shares.exp_().scatter_add_(1, labels.clamp(min=0)[:, None], shares.new_full((len(labels), 1), -1.0))
+        shares.exp_().scatter_add_(1, labels.clamp(min=0)[:, None], shares.new_full((len(labels), 1), -own))
+        if each:
+            shares[:, : self._classes].sub_(each)
         if slope is not None:
             shares.mul_(slope.square_().neg_().add_(1.0))
             del slope

@@ -44,18 +44,18 @@ class Tally:
             row.index_add_(0, classes, chosen.long())
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, tally: Tally | None = None) -> Tensor:
+def cross_entropy_sum(logits: Tensor, labels: Tensor, tally: Tally | None = None, smoothing: float = 0.0) -> Tensor:
     """Summed cross-entropy, in fp32 or the logits' own format where that is wider.
 
     logits: (..., classes). labels: int64 (...), `IGNORE` where nothing counts. tally: sees the logits first, while
-    there is no copy of them. Returns a scalar.
+    there is no copy of them. smoothing: share of each label that is spread over all classes. Returns a scalar.
     """
     logits = logits.flatten(0, -2)
     if tally is not None:
         tally(logits, labels.flatten())
     if logits.dtype.itemsize < 4:
         logits = logits.float()
-    return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="sum")
+    return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
 
 
 class Loss:
