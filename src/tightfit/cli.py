@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from tightfit.commands.completion import complete_gpu, complete_override, complete_recipe
+from tightfit.commands.arguments import RECIPE, AsJson, GpuMemory, Overrides, RecipeName, TrainingArgs
+from tightfit.commands.completion import complete_gpu, complete_override
 
 app = typer.Typer(
     name="tightfit",
@@ -20,20 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-
-RECIPE = typer.Argument(metavar="RECIPE", autocompletion=complete_recipe, help="A YAML file, a bundled recipe or "
-                        "model, a model's folder, its Hugging Face id, or package.module:factory.")
-RecipeName = Annotated[str, RECIPE]
-Overrides = Annotated[list[str] | None, typer.Argument(
-    metavar="[KEY=VALUE]...", autocompletion=complete_override, help="Fields to set, such as `max_steps=100` or "
-    "`optimizer.block_size=256`.",
-)]  # fmt: skip
-GpuMemory = Annotated[str | None, typer.Option(
-    metavar="SIZE", help="Memory such as `24GB`: of a card that is not listed, or instead of the named one's.",
-)]  # fmt: skip
-AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
-TrainingArgs = Annotated[Path | None, typer.Option(
-    metavar="FILE", help="Hugging Face TrainingArguments, as `to_json_string` writes them, or as YAML.")]  # fmt: skip
 
 
 @app.callback(invoke_without_command=True)
@@ -60,6 +47,21 @@ def train(
     from tightfit.commands.train import run_train
 
     raise typer.Exit(run_train(recipe, overrides or [], training_args))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN_DIR|RECIPE", help="A finished run's folder, a saved model's, or a "
+                                       "recipe of a model that was trained before.")],
+    overrides: Overrides = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Measure a trained model's loss, and accuracy, on examples of your own, or those that its run held out.
+
+    Example: `tightfit evaluate runs/mine data=test.csv`. All examples are read; `eval_samples=1000` reads so many.
+    """
+    from tightfit.commands.evaluate import run_evaluate
+
+    run_evaluate([run, *(overrides or [])], as_json)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -257,10 +259,8 @@ def recipes() -> None:
     """List the bundled recipes and models."""
     from tightfit.bundled import BUNDLED, bundled_recipes
 
-    typer.echo("\n".join([
-        "recipes", *(f"  {name}" for name in bundled_recipes()), "models, each of which is also a recipe of that name",
-        *(f"  {name:<18} {BUNDLED[name].task}" for name in sorted(BUNDLED)),
-    ]))
+    typer.echo("\n".join(["recipes", *(f"  {name}" for name in bundled_recipes()), "models, each also a recipe's name",
+                          *(f"  {name:<18} {BUNDLED[name].task}" for name in sorted(BUNDLED))]))
 
 
 @app.command()

@@ -140,6 +140,7 @@ def read_config(recipe: Recipe) -> Any:
     saved = _read_json(Path(source.name) / "config.json") if source.kind == "folder" else {}
     if saved.get("model_type") == OUR_TRANSFORMER:
         del saved["model_type"]
+        saved.pop("eos_token_id", None)  # which a run writes there for what generates
         return _our_config(saved, changes, recipe)
     if source.kind == "folder" and "class" in saved and "model_type" not in saved:
         raise ModelError(f"model: {source.name!r} holds the weights of {saved['class']}, which only its own code can "

@@ -178,7 +178,7 @@ class Step:
     @torch.no_grad()
     def evaluate(self, global_batches: Iterable[GlobalBatch | TensorGlobalBatch]) -> Evaluation:
         """The sums over `global_batches`, in the evaluation's format, with nothing learned."""
-        build = self.build
+        build, unchecked = self.build, self._to_inspect
         build.model.eval()
         try:
             self._flush("evaluation")
@@ -190,7 +190,11 @@ class Step:
                     if not isinstance(made, TensorGlobalBatch):
                         made = tensor_global_batch(made)
                     for host_batch in made.micro_batches:
-                        loss += build.loss_sum(host_batch.to(build.torch_device), None, tally)
+                        batch = host_batch.to(build.torch_device)
+                        if unchecked:  # by a step before
+                            build.loss.check(build, batch)
+                            unchecked = False
+                        loss += build.loss_sum(batch, None, tally)
                     count += global_batch.count
         finally:
             build.drop_gathered()

@@ -1,0 +1,80 @@
+"""Evaluation of a model that was trained before, a finished run's or another, on examples of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from tightfit.backends import backend_of
+from tightfit.data import evaluation_global_batches
+from tightfit.errors import RecipeError
+from tightfit.metrics import evaluation_metrics
+from tightfit.planning.defaults import resolve
+from tightfit.recipe import Recipe
+from tightfit.recipe.lookup import name_and_overrides
+from tightfit.recipe.model_defaults import brings_weights
+from tightfit.training.listeners import Listener
+from tightfit.training.run_folder import MODEL, RECIPE
+from tightfit.training.session import open_session, recipe_for_machine, require_data
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Metrics of a model, by the names under which a run writes them down.
+
+    labels: how many count. samples: that were read. model: its folder or name.
+    """
+
+    metrics: dict[str, float]
+    labels: int
+    samples: int
+    model: str
+
+
+def evaluate(words: Sequence[str], listener: Listener) -> Evaluated:
+    """Evaluate the model of a finished run, by that run's recipe, or that of another recipe.
+
+    words: a run's folder or a recipe's name, and `key=value` overrides. All examples are read: those that a word names
+    as `data` or as `data.eval_source`, else those that the run held out. Raises the errors of `tightfit.errors`.
+    """
+    recipe = _recipe(*name_and_overrides(words))
+    session = open_session(recipe, listener.message, resumed=True)
+    data = session.prepare(progress=listener.preparing)
+    if data.evaluation is None:
+        raise RecipeError("data: nothing is held out; write data=<examples to evaluate on>")
+    build = session.build()
+    for note in build.notes:
+        listener.message(f"note: {note}")
+    with build.process_settings(), closing(session.backend.step(build)) as step:
+        found = step.evaluate(evaluation_global_batches(data.evaluation, recipe))
+    if not found.loss.count:
+        raise RecipeError("data: no label of these examples counts; write data=<examples with something to predict>")
+    samples = min(len(data.evaluation), recipe.eval_samples or len(data.evaluation))
+    return Evaluated(evaluation_metrics(found), found.loss.count, samples, recipe.model)
+
+
+def _recipe(name: str, overrides: list[str]) -> Recipe:
+    """The recipe to evaluate by, with no `auto` left: the run's, of the model that it wrote, or the one of that name,
+    whose data is all evaluated."""
+    run, own = Path(name), ["eval_samples=null", "parallel=none"]
+    of_run = (run / RECIPE).is_file()
+    if of_run:
+        model = run / MODEL
+        if not (model / "config.json").is_file():
+            raise RecipeError(f"{name}: " + (
+                f"{model} is an adapter alone; run: tightfit export {name} --merge, and evaluate {run / 'merged'} with "
+                "data=..." if (model / "adapter_config.json").is_file() else
+                f"no finished run, for it holds no {MODEL}/; go on with it by the command that began it"))
+        own += [f"model={model}", "model_overrides={}"]
+    recipe = recipe_for_machine(str(run / RECIPE) if of_run else name, overrides=[*own, *overrides])
+    if not brings_weights(recipe.to_dict()):
+        raise RecipeError(f"model: {recipe.model!r} has random weights; name a run's folder, a saved model's, or a "
+                          "Hugging Face id")
+    require_data(recipe)
+    data = recipe.data
+    if (not of_run or any(word.partition("=")[0] in ("data", "data.source") for word in overrides)) and not (
+            data.eval_source or data.eval_split or data.source == "dummy"):
+        recipe = recipe.model_copy(update={"data": data.model_copy(update={"eval_source": data.source})})
+    return resolve(recipe, backend_of(recipe).device(recipe))

@@ -1,0 +1,63 @@
+"""`tightfit evaluate`: a run's model has the metrics that its run wrote down, and those of whatever data is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tightfit.training.trainer import Trainer
+
+WORDS = "the quick brown fox jumps over the lazy dog and runs home again\n"
+CLASSES = {"task": "sequence-classification", "model": "bert-base", "vocab_size": 300, "model_overrides": {
+    "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}}  # fmt: skip
+OURS = {"model": "transformer-156m", "model_overrides": {
+    "num_layers": 1, "hidden_size": 32, "head_dim": 16, "num_heads": 2}, "vocab_size": 300}  # fmt: skip
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "notes.txt").write_text("\n".join(f"{WORDS}{number}\n" for number in range(60)))
+    for name, rows in (("classes", 80), ("test", 30)):
+        lines = [f"a {'good' if row % 3 else 'bad'} thing {row},{'pos' if row % 3 else 'neg'}" for row in range(rows)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *lines]))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("fields", "source"), [
+    ({"vocab_size": 300}, "notes.txt"),
+    ({"vocab_size": 300, "loss": "chunked", "pad_vocab_to": 64, "label_smoothing_factor": 0.2}, "notes.txt"),
+    (OURS, "notes.txt"),
+    (CLASSES, "classes.csv"),
+])  # fmt: skip
+def test_a_runs_model_has_the_metrics_of_its_run(tiny, data, run, fields, source):
+    summary = Trainer(recipe={**tiny, **fields, "data": str(data / source)}).train()
+    status, out, error = run("evaluate", summary.output_dir, "--json")
+    assert status == 0, error
+    found = json.loads(out)
+    assert found["eval_loss"] == pytest.approx(summary.eval_loss, rel=1e-6)
+    assert found["eval_accuracy"] == summary.eval_accuracy
+    assert found["model"] == str(Path(summary.output_dir) / "model")
+
+
+def test_all_of_the_data_that_is_named_is_evaluated_by_the_runs_own_classes(tiny, data, run):
+    recipe = {**tiny, **CLASSES, "data": str(data / "classes.csv"), "max_steps": 30, "learning_rate": 1e-2}
+    folder = Trainer(recipe=recipe).train().output_dir
+    (data / "test.csv").write_text("text,label\n" + "\n".join(f"a good thing {row},pos" for row in range(30)))
+    said = [run("evaluate", name, f"data={data / 'test.csv'}", *more)[1] for name, more in (
+        (folder, ()), (Path(folder) / "model", ("seq_len=16",)), (folder, ("eval_samples=10",)))]
+    assert said[0] == said[1]
+    assert "accuracy 100.0%" in said[0]  # though a class is missing, by which another would be number 0
+    assert "(30 samples)" in said[0]
+    assert "(10 samples)" in said[2]
+
+
+def test_what_was_not_trained_or_did_not_end_is_refused(tiny, data, run):
+    adapter = Path(Trainer(recipe={**tiny, "trainable": "lora"}).train().output_dir)
+    assert f"tightfit export {adapter} --merge" in run("evaluate", adapter)[2]
+    shutil.rmtree(adapter / "model")
+    assert "no finished run" in run("evaluate", adapter)[2]
+    assert "random weights" in run("evaluate", "gpt2", f"data={data / 'notes.txt'}")[2]
+    assert run("evaluate", data / "nowhere")[0] == 2
