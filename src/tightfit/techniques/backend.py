@@ -57,6 +57,7 @@ class Jax(Backend):
     memory: ClassVar[str] = "planned by XLA; scanned layers take more without checkpointing, about the same with it"
     runs_torch: ClassVar[bool] = False
     compiles_whole_steps: ClassVar[bool] = True
+    trace_cost: ClassVar[int] = 4
     libraries: ClassVar[tuple[str, ...]] = ("jax", "jaxlib", "optax")
     worth_trying: ClassVar = ({"layers": "unrolled"}, {"layers": "scanned"}, {"layers": "scanned", "unroll": 2})
 

@@ -12,7 +12,7 @@ from tests.planning.toy import toy_tools
 from tightfit.devices import find_device
 from tightfit.errors import ModelError, Refused
 from tightfit.planning.costs import FitRank
-from tightfit.planning.search.search import MOST_COMPILATIONS, search
+from tightfit.planning.search.search import search
 from tightfit.planning.timing.step_time import StepTime
 from tightfit.recipe import Recipe
 from tightfit.trace import Allocation, Category, Span, Trace
@@ -71,7 +71,7 @@ def test_the_fastest_that_fits_is_chosen_and_few_are_compiled():
     assert (chosen.backend.layers, chosen.attention.kernel) == ("unrolled", "cudnn")
     # 64 sequences fit with every block recomputed alone, and that is slower than 16 with nothing recomputed
     assert (chosen.checkpointing.name, chosen.micro_batch_size) == ("none", 16)
-    assert len(compiler.compiled) <= MOST_COMPILATIONS
+    assert len(compiler.compiled) <= 8
     assert plan.predictions == len(compiler.compiled)
     assert len({each.model_dump_json() for each in compiler.compiled}) == len(compiler.compiled)
     assert told[-1] == (plan.predictions, plan.predictions, "done")

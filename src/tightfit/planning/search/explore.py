@@ -26,8 +26,6 @@ FIRST_TRIES = 4
 """Combinations that are tried until one can be built."""
 THRIFTY_TRIES = 3
 """Combinations that are tried for the one that needs least memory, where nothing fits."""
-FEW_TRACES = 20
-"""Limit of traces below which one micro-batch of the usual combination has to do."""
 OUT_OF_REACH = 1.5
 """Multiple of a device's memory that no combination is traced for at length: no forecast errs as much."""
 LONG_TRACE = 50_000
@@ -146,7 +144,7 @@ def _start(exploration: Exploration) -> None:
     at = default_micro_batch(space.recipe, space.device)
     high = max((size for size in exploration.sizes if size <= at), default=exploration.sizes[0])
     low = max((size for size in exploration.sizes if size <= high // 4), default=high)
-    probes = [high] if exploration.budget.limit < FEW_TRACES else list(dict.fromkeys((low, high)))
+    probes = [high] if space.recipe.backend.compiles_whole_steps else list(dict.fromkeys((low, high)))
     first = space.first
     starts = [choice for choice in space.combinations
               if len(space.differing(choice, first)) <= 1 and space.level(choice) == (0, 0)]

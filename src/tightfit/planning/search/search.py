@@ -42,9 +42,8 @@ from tightfit.recipe import Recipe
 from tightfit.tasks import TASKS
 from tightfit.text import counted, size
 
-MOST_TRACES, MOST_COMPILATIONS = 72, 16
-"""Traces that a search makes at most, a compiled one counted as several; and the same where every prediction compiles
-a whole step."""
+MOST_TRACES = 72
+"""Traces that a search makes at most, a compiled one counted as several."""
 
 
 def search_with(
@@ -84,8 +83,8 @@ def search(
     Raises Refused for pins that contradict each other, naming them, and where nothing can be built; ModelError for a
     model that cannot be traced, with what can be said all the same; Interrupted at Ctrl-C where something fits by then.
     """
-    compiles, inference = recipe.backend.compiles_whole_steps, recipe.mode == "inference"
-    if compiles and inference:
+    inference = recipe.mode == "inference"
+    if recipe.backend.compiles_whole_steps and inference:
         raise Refused(f"backend: {recipe.backend.name} is planned for training alone; write mode=train, or "
                       "backend=pytorch")
     check_length(recipe)
@@ -94,7 +93,7 @@ def search(
         device = device.in_machine_with(2 * device.memory_bytes)
     exploration = Exploration(
         Space(asked, device, _parameters(asked, device, tools)), evaluator or InProcess(tools),
-        TraceBudget(limit=MOST_COMPILATIONS if compiles else MOST_TRACES),
+        TraceBudget(limit=MOST_TRACES),
         margin=tools.margin, steps=steps_of(recipe, for_run), keeps_numerics=comparing,
     )  # fmt: skip
     exploration.progress = None if progress is None else partial(_tell, exploration, progress)

@@ -19,7 +19,7 @@ from tightfit.devices import Device
 from tightfit.errors import Refused
 from tightfit.planning.defaults import fill_rest, resolve
 from tightfit.recipe import Recipe
-from tightfit.techniques import SLOTS, Offload, Technique, default_for_slot, is_searched
+from tightfit.techniques import SLOTS, VARIANTS, Offload, Technique, default_for_slot, is_searched
 
 Combination = tuple[Technique, ...]
 """A technique for each of `Space.fields`."""
@@ -278,7 +278,7 @@ class Space:
 
 def trace_cost(recipe: Recipe) -> int:
     """Cost of a resolved recipe's trace, in traces of the plainest combination."""
-    return max(int(technique.trace_cost) for slot in SLOTS if (technique := getattr(recipe, slot)) != "auto")
+    return max(int(technique.trace_cost) for slot in VARIANTS if (technique := getattr(recipe, slot)) != "auto")
 
 
 def sizes_to_try(batch: int) -> list[int]:
