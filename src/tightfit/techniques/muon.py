@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tightfit.techniques.optimizer import Beta, Optimizer
+from tightfit.techniques.precision import bf16_emulation
 from tightfit.techniques.technique import NonNegative, technique
+
+if TYPE_CHECKING:
+    from tightfit.devices import Device
+    from tightfit.recipe import Recipe
 
 
 @technique
@@ -32,3 +37,8 @@ class Muon(Optimizer):
     """Decoupled weight decay, on matrices only."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW's decay rates, for the parameters that it updates."""
+
+    def notes(self, recipe: Recipe, device: Device) -> tuple[str, ...]:
+        if not recipe.backend.runs_torch or not (emulated := bf16_emulation(device)):
+            return ()
+        return (f"optimizer: muon's products are bf16 in every precision, and {emulated}, slowly",)

@@ -196,7 +196,8 @@ class Adafactor(_Decaying):
     scale_parameter: bool = True
     """Whether the learning rate is relative to the size of each matrix."""
 
-    def notes(self, learning_rate: float) -> tuple[str, ...]:
+    def notes(self, recipe: Recipe, device: Device) -> tuple[str, ...]:
+        learning_rate = recipe.learning_rate
         if learning_rate >= ADAFACTOR_USUAL_RATE / 2 or not self.scale_parameter:
             return ()
         return (f"adafactor's learning rate is relative to the size of the weights: {ADAFACTOR_USUAL_RATE:g} is usual, "

@@ -271,17 +271,20 @@ class Fp8(Precision):
 
 def half_precision(device: Device) -> type[Bf16] | type[Fp16]:
     """The mixed precision that is usual on a device: bf16, or fp16 where bf16 is emulated."""
-    return Fp16 if _emulates_bf16(device) else Bf16
+    return Fp16 if bf16_emulation(device) else Bf16
 
 
-def _emulates_bf16(device: Device) -> bool:
-    return device.kind == "cuda" and not device.has_tensor_cores("bf16")
+def bf16_emulation(device: Device) -> str:
+    """A clause that says that a device emulates bf16; empty for one that does not."""
+    if device.kind != "cuda" or device.has_tensor_cores("bf16"):
+        return ""
+    return (f"{device.name} computes bf16 in emulation only (compute capability "
+            f"{'.'.join(map(str, device.capability or ()))}, 8.0 is needed)")
 
 
 def _refuse_bf16(device: Device) -> Iterator[str]:
-    if _emulates_bf16(device):
-        yield (f"{device.name} computes bf16 in emulation only (compute capability "
-               f"{'.'.join(map(str, device.capability or ()))}, 8.0 is needed); write precision=fp16")
+    if emulated := bf16_emulation(device):
+        yield f"{emulated}; write precision=fp16"
 
 
 def _refuse_rounding(rounding: Rounding, recipe: Recipe) -> Iterator[str]:

@@ -100,8 +100,8 @@ class Technique:
         """Reasons, as sentences, why this technique cannot serve `recipe` on `device`; none if it can."""
         yield from ()
 
-    def notes(self, learning_rate: float) -> tuple[str, ...]:
-        """Sentences for a run, or a plan, with that learning rate."""
+    def notes(self, recipe: Recipe, device: Device) -> tuple[str, ...]:
+        """Sentences for a run of a resolved recipe on a device, or for its plan."""
         return ()
 
     def hf_arguments(self, on_cpu: bool) -> dict[str, Any] | None:

@@ -81,6 +81,11 @@ def test_an_adapter_of_pefts_gets_no_other():
         apply_techniques(built(wrapped, trainable="lora"))
 
 
+def test_a_build_has_the_notes_of_its_techniques():
+    build = apply_techniques(built(gpt(), optimizer="adafactor", learning_rate=1e-3))
+    assert any("0.01 is usual, and learning_rate is 0.001" in note for note in build.notes)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_module_that_sees_what_it_is_to_predict_is_told(causal):
     config = BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1, intermediate_size=8, vocab_size=64,

@@ -179,4 +179,6 @@ def apply_techniques(build: Build) -> Build:
     named = {slot: getattr(build.recipe, slot) for slot in SLOTS}
     techniques = [default_for_slot(build.recipe, build.device, slot) if technique == "auto" else technique
                   for slot, technique in named.items()]
-    return reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)
+    build = reduce(lambda sofar, technique: APPLY[type(technique)](technique, sofar), techniques, build)
+    notes = (note for technique in techniques for note in technique.notes(build.recipe, build.device))
+    return replace(build, notes=(*build.notes, *notes))

@@ -111,7 +111,7 @@ def why(exploration: Exploration, best: Pair) -> list[str]:
             what = "changes them least of what fits" if space.numerics(other.recipe) else "leaves them unchanged"
             slower = percent(abs(faster_by(exploration.speed(milder), exploration.speed(best))))
             sentences.append(f"{choices_text(other.recipe, found.recipe)} {what}, and is {slower} slower.")
-    sentences += [f"{note}." for technique in best[0] for note in technique.notes(found.recipe.learning_rate)]
+    sentences += [f"{note}." for technique in best[0] for note in technique.notes(found.recipe, space.device)]
     near = nearest_in_usual_precision(exploration, best)
     if near is not None:
         sentences.append(_why_not_usual_precision(exploration.found[near], found))

@@ -13,10 +13,14 @@ from torch import Tensor, nn
 
 from tests.backends.pytorch.techniques.optimizer.optimizer_cases import Case, tiny, train
 from tests.backends.pytorch.techniques.optimizer.test_optimizer import MODELS
+from tests.plain import CPU
 from tightfit.backends.pytorch.blocks import find_stacks
 from tightfit.backends.pytorch.techniques.optimizer.muon import matrices_of
+from tightfit.devices import find_device
+from tightfit.recipe import Recipe
+from tightfit.techniques.backend import Jax
 from tightfit.techniques.muon import Muon
-from tightfit.techniques.precision import Bf16Pure, Fp32, Precision
+from tightfit.techniques.precision import Bf16Pure, Fp16, Fp32, Precision
 
 RATE = 1e-2
 OUTSIDE = ("wte", "wpe", "embed", "shared", "lm_head", "cls.")
@@ -47,6 +51,13 @@ def test_experts_are_its_own_and_what_is_no_matrix_is_not() -> None:
     assert found >= {"mlp.experts.gate_up_proj", "mlp.experts.down_proj", "self_attn.q_proj.weight"}
     assert names_of_matrices(nn.Sequential(nn.Conv1d(4, 4, 3), nn.Linear(4, 4), nn.Embedding(4, 4))) == ["1.weight"]
     assert names_of_matrices(nn.Linear(4, 4, dtype=torch.complex64)) == []
+
+
+def test_a_card_that_emulates_bf16_is_told() -> None:
+    (note,) = Muon().notes(Recipe(precision=Fp16()), find_device("t4"))
+    assert "T4 computes bf16 in emulation only (compute capability 7.5, 8.0 is needed), slowly" in note
+    assert not Muon().notes(Recipe(backend=Jax()), find_device("t4"))  # whose are of the weights' format
+    assert not Muon().notes(Recipe(), find_device("rtx-4090")) + Muon().notes(Recipe(), CPU)
 
 
 def stepped(

@@ -10,9 +10,11 @@ from torch._subclasses import FakeTensorMode
 from torchao.optim import subclass_4bit, subclass_8bit
 
 from tests.backends.pytorch.techniques.optimizer.optimizer_cases import CASES, Case, Tiny, tiny, train
+from tests.plain import CPU
 from tightfit.backends.pytorch.techniques.optimizer.apply import embedding_parameters, parameter_groups
 from tightfit.backends.pytorch.techniques.optimizer.state import set_learning_rate, state_tensors
 from tightfit.errors import ModelError
+from tightfit.recipe import Recipe
 from tightfit.techniques.optimizer import Adafactor, AdamW, AdamW4bit, AdamW8bit, Lion, Sgd
 from tightfit.techniques.precision import Bf16Pure, Fp32
 
@@ -218,11 +220,12 @@ def test_learning_rate_takes_effect_at_the_next_step(case: Case) -> None:
 
 
 def test_adafactor_says_that_its_learning_rate_is_relative() -> None:
-    assert not Case(Adafactor(), Fp32(), rate=1e-2).build(tiny()).notes
-    (note,) = Case(Adafactor(), Fp32(), rate=1e-3).build(tiny()).notes
+    usual, small = Recipe(learning_rate=1e-2), Recipe(learning_rate=1e-3)
+    assert not Adafactor().notes(usual, CPU)
+    (note,) = Adafactor().notes(small, CPU)
     assert "relative" in note
     assert "0.01 is usual, and learning_rate is 0.001" in note
-    assert not Case(Adafactor(scale_parameter=False), Fp32(), rate=1e-3).build(tiny()).notes
+    assert not Adafactor(scale_parameter=False).notes(small, CPU)
 
 
 def test_adafactor_of_the_trainer_takes_the_steps_that_transformers_does() -> None:

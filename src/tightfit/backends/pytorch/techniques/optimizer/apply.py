@@ -152,7 +152,6 @@ def adafactor(technique: declared.Adafactor, build: Build) -> Build:
         from transformers.optimization import Adafactor
 
         return _with(build, Adafactor, technique.weight_decay, scale_parameter=False, relative_step=False)
-    build = replace(build, notes=(*build.notes, *technique.notes(build.recipe.learning_rate)))
     return _with(build, torch.optim.Adafactor, technique.weight_decay, eps=ADAFACTOR_EPS, foreach=False)
 
 
