@@ -110,6 +110,12 @@ def test_an_open_choice_is_refused_by_name_with_what_chooses(monkeypatch):
     assert isinstance(apply(model, chosen), tightfit.Applied)
 
 
+def test_a_loop_that_names_no_micro_batch_takes_the_global_batch_whole():
+    applied = apply(tiny_model("gpt2"), {**CLOSED, "micro_batch_size": "auto"})
+    assert applied.accelerator_kwargs["gradient_accumulation_steps"] == 1
+    assert not any(sentence.startswith("accumulation:") for sentence in applied.left_to_you)
+
+
 def test_a_choice_that_cannot_serve_is_refused():
     with pytest.raises(Refused, match="attention"):
         apply(tiny_model("gpt2"), {**CLOSED, "attention": "flex"})

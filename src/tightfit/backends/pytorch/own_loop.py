@@ -61,9 +61,13 @@ def apply(model: nn.Module, recipe: Recipe | dict[str, Any]) -> Applied:
     Autocast, loss scaling, accumulation, clipping and the learning-rate schedule are not applied: they are listed in
     `left_to_you`, and `accelerator_kwargs` hands the first three to Accelerate.
 
-    Raises RecipeError where a technique or the micro-batch is still `auto`, and Refused where one cannot serve here.
+    A micro-batch that is `auto` is the global batch: how a loop splits it is its own matter.
+
+    Raises RecipeError where a technique is still `auto`, and Refused where one cannot serve here.
     """
     recipe = as_recipe(recipe, model)
+    if recipe.micro_batch_size == "auto":
+        recipe = recipe.override(micro_batch_size=recipe.batch_size)
     if not recipe.backend.runs_torch:
         raise RecipeError(f"backend: {recipe.backend.name!r} has nothing to apply to a torch module; "
                           "write backend=pytorch")
