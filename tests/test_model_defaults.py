@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import transformers
+from torch import nn
 from transformers import TrainingArguments
 
 from tightfit.backends.pytorch.own_loop import apply
@@ -54,6 +55,25 @@ def test_the_task_of_a_bundled_model_is_its_own_wherever_it_is_named(name, task,
     assert as_recipe({"data": "mine.jsonl"}, name).data.source == "mine.jsonl"
     for named in (as_recipe({"task": "causal-lm"}, name), as_recipe(Recipe(task="causal-lm"), name)):
         assert (named.task, named.data.source) == ("causal-lm", "stdlib")
+
+
+@pytest.mark.parametrize(("model", "data", "task"), [
+    ("gpt2", {"source": "x.jsonl", "label": "label"}, "sequence-classification"),
+    ("t5-small", {"label": "label"}, "sequence-classification"),
+    ("t5-small", {"target": "label"}, "seq2seq"), ("gpt2", {"target": "label"}, "seq2seq"),
+    ("vit-base", {"label": "label"}, "image-classification"),
+    ("package.module:factory", {"label": "label"}, "sequence-classification"),
+])  # fmt: skip
+def test_a_field_that_one_task_reads_names_it(model: str, data: dict[str, str], task: str):
+    assert as_recipe({"model": model, "data": data}).task == task
+    assert as_recipe({"model": model, "data": data, "task": "causal-lm"}).task == "causal-lm"
+
+
+def test_a_modules_head_is_its_own_whatever_fields_the_data_has():
+    fields = {"data": {"label": "label"}, "vocab_size": 64}
+    module = type("GPT2LMHeadModel", (), {"named_parameters": list, "config": SimpleNamespace()})()
+    assert as_recipe(fields, module).task == "causal-lm"
+    assert as_recipe(fields, nn.Linear(2, 2)).task == "sequence-classification"
 
 
 def test_a_saved_head_of_no_task_is_refused_unless_a_task_is_named(tmp_path: Path):

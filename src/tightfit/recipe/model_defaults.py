@@ -21,6 +21,8 @@ TASK_OF_CLASS = (
     ("ForSequenceClassification", "sequence-classification"), ("ForImageClassification", "image-classification"),
 )  # fmt: skip
 """Parts of the names of transformers' classes, and the task of each."""
+TASK_OF_FIELD = {"label": "sequence-classification", "target": "seq2seq"}
+"""Fields of `data` that one task of texts alone reads, and that task."""
 FINE_TUNING_RATE = 2e-5
 """Learning rate of all weights of a model that was trained before: trl's SFTConfig has it as its default."""
 TASK_HEAD = re.compile(r"For[A-Z]|DoubleHeadsModel")
@@ -49,8 +51,9 @@ def with_defaults(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
 
 
 def with_task(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
-    """A recipe's values with the task that its model, or the caller's module in its place, is for, where they name
-    none; and with random data where they name none either and the usual text does not do for that task.
+    """A recipe's values with the task that a field of their data, or else their model, or the caller's module in its
+    place, is for, where they name none; and with random data where they name none either and the usual text does not do
+    for that task. A module has its head already, and pictures stay pictures.
 
     Raises RecipeError for a model whose head is of no task.
     """
@@ -60,9 +63,12 @@ def with_task(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
     if "task" in values:
         return values
     task = task_of_module(module) if module is not None else task_of(model) if isinstance(model, str) else None
+    data = values.get("data", {})
+    if task is None or (module is None and TASKS[task].reads == "tokens"):
+        task = next((each for field, each in TASK_OF_FIELD.items() if isinstance(data, Mapping) and field in data), task)
     if task is None:
         return values
-    values, data = {**values, "task": task}, values.get("data", {})
+    values = {**values, "task": task}
     if module is None and task in ("seq2seq", "image-classification") and isinstance(data, Mapping):
         values["data"] = {"source": "dummy", **data}  # the standard library's source has no pairs and no pictures
     return values
