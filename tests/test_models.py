@@ -306,3 +306,16 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monkey
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr("tightfit.hub.getproxies", lambda: {"https": f"http://127.0.0.1:{server.getsockname()[1]}"})
         assert not only_local("no-one/nothing")
+
+
+def test_a_task_that_a_models_type_has_no_class_for_is_refused_by_its_configuration() -> None:
+    says = "task: transformers has no masked-lm model of type 't5'; write task=sequence-classification or task=seq2seq"
+    with pytest.raises(ModelError, match=says):
+        read_config(Recipe(model="t5-small", task="masked-lm"))
+
+
+def test_a_model_of_its_own_code_says_which_tasks_it_has_classes_for(tmp_path: Path) -> None:
+    saved = {"model_type": "gpt2", "auto_map": {"AutoModelForSeq2SeqLM": "own.Own"}}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    for trusted in (True, False):  # without, it is the model's reading that asks for trust
+        assert read_config(Recipe(model=str(tmp_path), task="seq2seq", trust_remote_code=trusted))

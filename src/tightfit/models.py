@@ -223,8 +223,22 @@ def _make_config(config: Any, values: dict[str, Any], changes: dict[str, Any], r
             raise ModelError(f"model_overrides: {config_class.__name__} refuses {changes}: {one_line(error)}") from None
     if num_labels is not None:
         config.num_labels = num_labels
+    _check_task(config, recipe)
     check_classes(config, recipe)
     return config
+
+
+def _check_task(config: Any, recipe: Recipe) -> None:
+    """Raise ModelError where no class of transformers' makes a model of a configuration for the recipe's task."""
+    import transformers
+
+    if TASKS[recipe.task].auto_class in (getattr(config, "auto_map", None) or {}):  # of a model with code of its own
+        return
+    served = [name for name, task in TASKS.items()
+              if type(config) in getattr(transformers, task.auto_class)._model_mapping]
+    if recipe.task not in served:
+        write = " or ".join(f"task={name}" for name in served) or f"another model than {recipe.model!r}"
+        raise ModelError(f"task: transformers has no {recipe.task} model of type {config.model_type!r}; write {write}")
 
 
 def check_classes(config: Any, recipe: Recipe) -> None:

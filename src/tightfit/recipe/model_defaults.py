@@ -64,8 +64,9 @@ def with_task(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
         return values
     task = task_of_module(module) if module is not None else task_of(model) if isinstance(model, str) else None
     data = values.get("data", {})
+    fields = data if isinstance(data, Mapping) else {}
     if task is None or (module is None and TASKS[task].reads == "tokens"):
-        task = next((each for field, each in TASK_OF_FIELD.items() if isinstance(data, Mapping) and field in data), task)
+        task = next((each for field, each in TASK_OF_FIELD.items() if field in fields), task)
     if task is None:
         return values
     values = {**values, "task": task}

@@ -26,7 +26,7 @@ from tightfit.errors import ModelError, TightfitError, nearest, one_line
 from tightfit.model_facts import facts_of, text_config
 from tightfit.models import ModelSource, TransformerConfig, read_config, resolve_source
 from tightfit.recipe import Recipe
-from tightfit.tasks import TASKS, Task
+from tightfit.tasks import Task
 from tightfit.text import counted
 
 WEIGHTS_FILE = "model.safetensors"
@@ -167,7 +167,7 @@ def _from_config(config: Any, recipe: Recipe, task: Task, device: torch.device, 
     ) as error:
         if is_out_of_memory(error):
             raise
-        raise ModelError(_explain_build(recipe, config, task, error)) from error
+        raise ModelError(_explain_build(recipe, error)) from error
     return model
 
 
@@ -189,9 +189,7 @@ def _from_stored(
                 ignore_mismatched_sizes=True, output_loading_info=True, local_files_only=only_local(name),
             )
     except Exception as error:  # the hub's client, its transport and remote code each raise their own
-        unserved = isinstance(error, ValueError) and "Unrecognized configuration class" in str(error)
-        message = _explain_build(recipe, config, task, error) if unserved else explain_hub_error(name, error)
-        raise ModelError(message) from error
+        raise ModelError(explain_hub_error(name, error)) from error
     labels, drawn = config.num_labels, sorted(loading["missing_keys"])
     for key, stored, wanted in sorted(loading["mismatched_keys"]):
         if not (task.name.endswith("classification") and tuple(wanted)[:1] == (labels,)):
@@ -271,12 +269,7 @@ def _from_factory(name: str, arguments: Mapping[str, Any], device: torch.device)
     return model
 
 
-def _explain_build(recipe: Recipe, config: Any, task: Task, error: BaseException) -> str:
-    if "Unrecognized configuration class" in str(error):
-        mappings = {name: getattr(transformers, each.auto_class)._model_mapping for name, each in TASKS.items()}
-        served = [f"task={name}" for name, mapping in mappings.items() if type(config) in mapping]
-        write = " or ".join(served) or f"another model than {recipe.model!r}"
-        return f"task: transformers has no {task.name} model of type {config.model_type!r}; write {write}"
+def _explain_build(recipe: Recipe, error: BaseException) -> str:
     reason = f"{one_line(error)} is not known" if isinstance(error, KeyError) else one_line(error)
     overrides = f" with model_overrides {recipe.model_overrides}" if recipe.model_overrides else ""
     return f"model: {recipe.model!r} cannot be built{overrides}: {reason}"
