@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 from tightfit.errors import RecipeError
 from tightfit.recipe import Data, Recipe
 from tightfit.recipe.hf_arguments import sft, training_arguments
-from tightfit.recipe.hf_arguments.table import ASIDE
+from tightfit.recipe.hf_arguments.table import ASIDE, without_effect
 from tightfit.recipe.lookup import as_recipe, load_recipe
 from tightfit.training.session import recipe_for_machine
 
@@ -27,6 +27,7 @@ DUMPED = {
     "activation_offloading": False, "pad_token": "<PAD_TOKEN>",
 }  # fmt: skip
 """What trl 1.10 writes of a default SFTConfig beside, or other than, TrainingArguments."""
+UNREAD = {"assistant_only_loss": False}
 
 
 @dataclasses.dataclass
@@ -74,7 +75,7 @@ def test_a_whole_dump_is_the_class_by_its_defaults(tmp_path):
     recipe = read(file)
     assert (recipe.seq_len, recipe.data.packing, recipe.data.text, recipe.loss.name) == (1024, False, "text", "chunked")
     assert (recipe.precision.name, recipe.checkpointing.name, recipe.learning_rate) == ("bf16", "every-block", 2e-5)
-    assert (recipe.logging_steps, recipe.hugging_face) == (10, {})
+    assert (recipe.logging_steps, recipe.hugging_face) == (10, UNREAD)
     assert read(SFTConfig(use_cpu=True, **{name: DUMPED[name] for name in (*sft.SFT_DEFAULTS, "bf16")})) == recipe
     for partial in ({"packing": False}, {"bf16": None, "loss_type": None}):
         assert read({"use_cpu": True, **partial}) == recipe
@@ -82,6 +83,13 @@ def test_a_whole_dump_is_the_class_by_its_defaults(tmp_path):
     back = training_arguments(recipe.override(attention="sdpa", loss="plain"))
     assert not back.keys() & sft.SFT_ARGUMENTS.keys()
     assert TrainingArguments(**back).learning_rate == 2e-5
+
+
+def test_learning_all_of_a_conversation_is_said_to_be_without_effect():
+    said = without_effect(read(DUMPED).hugging_face)
+    assert said.endswith("assistant_only_loss (of conversations the assistant's turns alone are learned)")
+    assert not without_effect(read({**DUMPED, "assistant_only_loss": True}).hugging_face)
+    assert not without_effect(read({}).hugging_face)
 
 
 def test_an_argument_that_is_left_out_is_its_own_class_default():
@@ -200,15 +208,15 @@ def test_rows_are_cut_where_the_arguments_do():
 def test_an_object_says_its_tokens_and_other_classes_are_not_taken_for_it():
     with pytest.raises(RecipeError, match=r"^eos_token: 'x' is not found"):
         read(SFTConfig(use_cpu=True, eos_token="x"))
-    assert read(SFTConfig(use_cpu=True, pad_token="y")).hugging_face == {"pad_token": "y"}
-    assert read({**DUMPED, "dataset_num_proc": 4}).hugging_face == {"dataset_num_proc": 4}
+    assert read(SFTConfig(use_cpu=True, pad_token="y")).hugging_face == {"pad_token": "y", **UNREAD}
+    assert read({**DUMPED, "dataset_num_proc": 4}).hugging_face == {"dataset_num_proc": 4, **UNREAD}
     with pytest.raises(RecipeError, match=r"^max_length: not an argument of TrainingArguments"):
         read(DPOConfig(max_length=8))
 
 
 @pytest.mark.parametrize(("value", "words"), [
     ({"hugging_face": {"max_length": 8}}, "hugging_face: max_length: has no effect; write seq_len"),
-    ({"hugging_face": {"assistant_only_loss": True}}, "assistant_only_loss: has no effect; leave it out"),
+    ({"hugging_face": {"shuffle_dataset": True}}, "shuffle_dataset: has no effect; leave it out"),
     ({"packing": True}, "packing: not a field; write data.packing"),
 ])  # fmt: skip
 def test_a_recipe_says_these_itself(value, words):

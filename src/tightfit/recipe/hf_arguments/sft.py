@@ -75,6 +75,9 @@ SFT_ARGUMENTS: Mapping[str, Own] = {
 }  # fmt: skip
 """The arguments of SFTConfig's own of which something is read."""
 
+UNREAD = "assistant_only_loss"
+"""The argument of which false, its default, learns all of a conversation, where a recipe learns the assistant's turns
+either way: kept, so that it is said."""
 KEPT_ARGUMENTS = ("dataset_num_proc", "pad_token")
 """Its others, which change no step."""
 
@@ -83,13 +86,15 @@ SFT_DEFAULTS: Arguments = {"learning_rate": 2e-5, "logging_steps": 10, "gradient
 
 
 def divide(given: Arguments) -> tuple[dict[str, Any], dict[str, Any]]:
-    """TrainingArguments' own arguments, and all of SFTConfig's: with its defaults where any of these is given, else
-    none."""
+    """TrainingArguments' own arguments, with `UNREAD` where it is false, and all of SFTConfig's: with its defaults
+    where any of these is given, else none."""
     rest = {name: value for name, value in given.items() if name not in SFT_ARGUMENTS}
     if not given.keys() & {*SFT_ARGUMENTS, *KEPT_ARGUMENTS}:
         return rest, {}
     if rest.get("bf16") is None:
         rest["bf16"] = not rest.get("fp16")
+    if not given.get(UNREAD):
+        rest[UNREAD] = False
     return {**SFT_DEFAULTS, **rest}, {name: given.get(name, own.default) for name, own in SFT_ARGUMENTS.items()}
 
 

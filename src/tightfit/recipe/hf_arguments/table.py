@@ -160,7 +160,7 @@ ASIDE: Mapping[str, Any] = {
                      "include_inputs_for_metrics", "include_tokens_per_second"), False),
     **dict.fromkeys(("tpu_num_cores", "push_to_hub_model_id", "push_to_hub_organization", "xpu_backend",
                      "fsdp_transformer_layer_cls_to_wrap", "torchdynamo", "dispatch_batches", "split_batches",
-                     "logging_dir", *sft.KEPT_ARGUMENTS), None),
+                     "logging_dir", sft.UNREAD, *sft.KEPT_ARGUMENTS), None),
     "save_safetensors": True, "fp16_opt_level": "O1", "half_precision_backend": "auto", "fp16_backend": "auto",
     "past_index": -1, "fsdp_min_num_params": 0, "mp_parameters": "", "ray_scope": "last", "sharded_ddp": [],
 }  # fmt: skip
@@ -178,6 +178,8 @@ def without_effect(kept: Mapping[str, Any]) -> str:
     """The arguments in `hugging_face` that ask for something other than their defaults and that no field says, with
     what to write instead where there is something, as a sentence; empty where there are none."""
     named = sorted(name for name, value in kept.items() if name not in SPELLED and value != DEFAULTS.get(name))
+    if kept.get(sft.UNREAD) is False:
+        named[named.index(sft.UNREAD)] += " (of conversations the assistant's turns alone are learned)"
     if str(kept.get("optim")).startswith("paged_"):
         named.append("paging of the optimizer, which is bitsandbytes' own (write offload=host)")
     return f"hugging_face: without effect here: {', '.join(named)}" if named else ""
