@@ -76,6 +76,18 @@ def test_a_run_that_waits_for_data_takes_workers_and_learns_the_same(tmp_path, t
     assert [f"from step {SEEN_STEPS + 2} on loading.workers=" in text for text in said] == [True]
 
 
+@pytest.mark.parametrize(("workers", "notes"), [(3, 1), (1, 0), ("auto", 0)])
+def test_more_workers_than_cores_are_noted_once(tmp_path, tiny, monkeypatch, workers, notes):
+    monkeypatch.setattr("tightfit.training.session.cores", lambda: 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)  # which torch asks, whose warning fails
+    told = Said()
+    recipe = {**tiny, "max_steps": 2, "loading": {"workers": workers}, "output_dir": str(tmp_path / "run")}
+    Trainer(recipe=recipe, listener=told).train()
+    said = [text for text in told.texts if text.startswith("note: loading.workers")]
+    assert said == ["note: loading.workers: 3 processes share this machine's 1 core; write loading.workers=auto for as "
+                    "many as keep steps from waiting"] * notes
+
+
 class Killed:
     """Rows whose worker is killed, as the system does where memory is full."""
 

@@ -129,6 +129,9 @@ def open_session(recipe: Recipe, log: Log, *, module: Any = None, resumed: bool 
     if workers != "auto" and workers > most:
         raise Refused(f"loading.workers: {workers} processes are too many for this machine's "
                       f"{counted(cores(), 'core')}; write loading.workers={cores()}, or {most} at most")
+    if workers != "auto" and workers > cores():
+        log(f"note: loading.workers: {workers} processes share this machine's {counted(cores(), 'core')}; write "
+            "loading.workers=auto for as many as keep steps from waiting")
     resolved, plan = resolve_auto(recipe, own_target(device), backend, log, module)
     chosen = resumed or recipe.open_choices() or recipe.device != "auto"
     pinned = [] if chosen else other_than_usual(recipe, device)

@@ -55,6 +55,11 @@ class _GlobalBatches(Dataset[_Made]):
             return _Made(error)
 
 
+class _Loader(DataLoader[_Made]):
+    def check_worker_number_rationality(self) -> None:
+        """No warning of more workers than cores, which torch's gives twice and a session has said."""
+
+
 FILES_OF_WORKER = 3
 """Pipes, of two files each, that a worker takes while it is started, and that all of them share."""
 
@@ -98,7 +103,7 @@ def loading(technique: Loading, build: Build) -> Build:
             assert technique.workers != "auto", "resolve the recipe first"
             workers = technique.workers
         _require_pipes(workers)
-        loader: DataLoader[_Made] = DataLoader(
+        loader = _Loader(
             _GlobalBatches(source),
             batch_size=None,
             sampler=range(start, stop),
