@@ -5,12 +5,21 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import SafetensorError
 
 from tightfit.errors import CheckpointError
-from tightfit.files import WRITING, final_path, remove_unfinished, replacing_folder, system_errors, write_atomically
+from tightfit.files import (
+    WRITING,
+    final_path,
+    remove_unfinished,
+    replacing_folder,
+    system_errors,
+    unfinished_folder,
+    write_atomically,
+)
 from tightfit.system import expanded
 
 
@@ -80,6 +89,34 @@ def test_a_folder_that_a_kill_left_aside_has_its_name_again(tmp_path: Path) -> N
         (folder / "file").write_text(folder.name)
     remove_unfinished(tmp_path / "model")
     assert contents(tmp_path) == {"model/file": aside.name}
+
+
+def test_what_a_killed_process_of_the_same_number_left_unfinished_goes(tmp_path: Path) -> None:
+    left = tmp_path / f".made-{os.getpid()}-7-ab"
+    left.mkdir()
+    left.with_suffix(".lock").touch()
+    with unfinished_folder(tmp_path, "made") as own:
+        assert not left.exists()
+        with unfinished_folder(tmp_path, "made"):
+            assert own.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_another_process_takes_or_removes_first_is_made_anew(tmp_path: Path, monkeypatch) -> None:
+    taken: list[str] = []
+
+    def lock(file: Any) -> None:
+        taken.append(file.name)
+        if len(taken) == 1:
+            raise BlockingIOError
+        if len(taken) == 2:
+            Path(file.name).unlink()
+
+    monkeypatch.setattr("tightfit.files.lock_file", lock)
+    with unfinished_folder(tmp_path, "made") as own:
+        assert own.is_dir()
+        assert [Path(name).exists() for name in taken] == [True, False, True]
+        assert own.with_suffix(".lock") == Path(taken[-1])
 
 
 def test_a_file_where_a_folder_goes_stays(tmp_path: Path) -> None:

@@ -7,13 +7,15 @@ import errno
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
 from pathlib import Path
+
+import psutil
 
 from tightfit.errors import TightfitError, one_line
 from tightfit.system import lock_file
@@ -131,25 +133,48 @@ def remove_unfinished(path: Path) -> None:
 def unfinished_folder(parent: Path, name: str) -> Iterator[Path]:
     """A temporary folder in `parent`, locked while it is filled and removed in the end; what processes that were killed
     left of such folders of that name goes first. Raises OSError."""
-    own = f"-{os.getpid()}-"  # whose locks this process could take again: the system's are between processes
+    # Whose locks this process could take again: the system's are between processes. In each container one has pid 1.
+    own = f"-{os.getpid()}-{psutil.Process().create_time():.0f}-"
     for left in (path for path in parent.glob(f".{name}-*{LOCK}") if own not in path.name):
         with suppress(OSError), left.open("r+") as file:  # of one that is being filled, or another user's
             lock_file(file)
             shutil.rmtree(left.with_suffix(""), ignore_errors=True)
             left.unlink()
-    number, path = tempfile.mkstemp(LOCK, f".{name}{own}", parent)
-    lock = parent / Path(path).name
-    temporary = lock.with_suffix("")
-    try:
-        with os.fdopen(number, "r+") as file:
-            with suppress(OSError):  # where the file system knows no locks, nothing is removed
-                lock_file(file)
+    with ExitStack() as held:
+        lock = _new_lock(parent, f".{name}{own}", held)
+        temporary = lock.with_suffix("")
+        try:
             temporary.mkdir()
             yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with suppress(OSError):
-            lock.unlink()
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            held.close()  # Windows removes no open file
+            with suppress(OSError):
+                lock.unlink()
+
+
+def _new_lock(parent: Path, prefix: str, held: ExitStack) -> Path:
+    """A new file of that prefix, locked until `held` ends; not where the file system knows no locks."""
+    while True:
+        path = parent / f"{prefix}{secrets.token_hex(4)}{LOCK}"
+        try:
+            if lock_path(path, held):
+                return path
+        except BlockingIOError:  # by whoever takes it for left behind, for it was not locked yet
+            pass
+        except OSError:
+            return path
+
+
+def lock_path(path: Path, held: ExitStack) -> bool:
+    """Lock a file, made where there is none, until `held` ends; False where another process has removed it meanwhile,
+    so that the next may make it anew. Raises OSError as `lock_file`."""
+    file = held.enter_context(path.open("a"))
+    lock_file(file)
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import CheckpointError, RecipeError, remedy, shown
-from tightfit.files import WRITING, remove_unfinished, write_atomically
+from tightfit.files import WRITING, lock_path, remove_unfinished, write_atomically
 from tightfit.recipe import Recipe
 from tightfit.recipe.yaml_text import read_yaml, to_yaml
-from tightfit.system import lock_file
 
 RECIPE, METRICS, SUMMARY, CHECKPOINTS, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "checkpoints", "model"
 PLAN = "plan.json"
@@ -42,7 +40,7 @@ def locked(folder: Path) -> Iterator[None]:
             if IN_USE.setdefault(place, own) is not own:
                 raise BlockingIOError
             held.callback(IN_USE.pop, place)
-            while not _lock(folder / LOCK, held):
+            while not lock_path(folder / LOCK, held):
                 pass
         except BlockingIOError:
             raise RecipeError(
@@ -60,17 +58,6 @@ def locked(folder: Path) -> Iterator[None]:
                 (folder / LOCK).unlink()
                 for path in made:
                     path.rmdir()
-
-
-def _lock(path: Path, held: ExitStack) -> bool:
-    """Lock a file; False where who held it before has removed it meanwhile, so that another process may make it anew.
-    Raises OSError as `lock_file`."""
-    file = held.enter_context(path.open("a"))
-    lock_file(file)
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def run_path(recipe: Recipe, name: str) -> Path:
