@@ -29,6 +29,7 @@ def test_all_that_is_refused_is_said_at_once():
     ({"eval_strategy": "steps", "metric_for_best_model": "rouge"}, ["metric_for_best_model: 'rouge'", "accuracy"]),
     ({"eval_strategy": "steps", "metric_for_best_model": "perplexity"}, ["greater_is_better: True", "write False"]),
     ({"bf16": True, "fp16": True}, ["fp16", "bf16", "keep one"]),
+    ({"fsdp": "full_shard"}, ["fsdp: 'full_shard'", "write parallel=ddp or parallel=fsdp"]),
     ({"bf16_full_eval": True}, ["bf16_full_eval", "bf16=True"]),
     ({"bf16": "yes"}, ["bf16", "'yes'", "a valid boolean"]),
     ({"max_steps": 1.5}, ["max_steps", "1.5", "a valid integer"]),

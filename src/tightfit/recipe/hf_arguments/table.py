@@ -94,7 +94,8 @@ CARRIED: Mapping[str, Any] = {
 }  # fmt: skip
 """Defaults of the arguments that a recipe keeps in `hugging_face` and gives back unchanged."""
 
-_PROCESSES = "is for several processes, and a recipe is for one; leave it out"
+_PROCESSES = ("is for several processes, and arguments are read for one; leave it out, and write parallel=ddp or "
+              "parallel=fsdp, with a batch_size of all of them")
 _LIGER = "puts kernels into the model that a recipe does not have; leave it out, and write loss=liger for its loss"
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
