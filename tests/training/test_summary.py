@@ -21,6 +21,8 @@ def test_a_rate_stands_beside_the_seconds_that_it_is_of() -> None:
     in_one_piece = dict(replace(made, first_step=0).rows())
     assert in_one_piece["steps"] == "0.5 s for 30 steps on CPU"
     assert in_one_piece["whole run"].startswith("3.9 s: loading")
+    assert dict(replace(made, first_step=0, steps=1, skipped_steps=1).rows()).items() >= {
+        "steps": "0.5 s for 1 step on CPU", "skipped by loss scaling": "1 step"}.items()
     profiled = replace(made, profiled_steps=1)
     assert profiled.rows()[0][1] == "0.5 s for 19 of 30 steps, since resuming, without the profiled one, on CPU"
     assert replace(profiled, first_step=0).rows()[0][1] == "0.5 s for 29 of 30 steps, without the profiled one, on CPU"

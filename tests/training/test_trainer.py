@@ -189,7 +189,7 @@ def test_a_lock_that_its_holder_removed_is_taken_anew(tmp_path, monkeypatch):
         if others.pop(0):  # who held it ends between the opening and the locking of its file
             held.unlink()
 
-    monkeypatch.setattr(run_folder, "lock_file", lock)
+    monkeypatch.setattr("tightfit.files.lock_file", lock)
     with run_folder.locked(tmp_path):
         assert held.exists()
     assert others == []
@@ -262,6 +262,16 @@ def test_a_speed_that_was_not_measured_is_not_shown(is_terminal):
         terminal.stepped(1, 1.5, 0.0)
     assert "loss 1.5000" in screen.getvalue()
     assert "tokens/s" not in screen.getvalue()
+
+
+@pytest.mark.parametrize(("taken", "left"), [(2.0, "18 s left"), (100.0, "15.0 min left")])
+def test_the_time_left_is_said_in_minutes_where_it_is_long(monkeypatch, taken, left):
+    screen, clock = io.StringIO(), iter((0.0, 0.0, 1.0 + taken, 0.0 + taken))
+    monkeypatch.setattr("tightfit.training.listeners.time.monotonic", lambda: next(clock))
+    terminal = Terminal(LastingConsole(file=screen, width=200), seconds_between_lines=0.0)
+    terminal.started(0, 10)
+    terminal.stepped(1, 1.5, 0.0)
+    assert screen.getvalue().endswith(f"{left}\n")
 
 
 def test_the_models_configuration_is_read_once(tiny, monkeypatch):

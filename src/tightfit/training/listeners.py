@@ -8,6 +8,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from tightfit.text import seconds
+
 
 class Listener:
     """A run's audience: called as the run goes on, and entered for its length. This one is silent; another overrides
@@ -107,7 +109,8 @@ class Terminal(Listener):
         figures = f"loss {loss:.4f}{speed}"
         if self._bar.disable:
             left = (time.monotonic() - self._began) / max(step - self._first, 1) * (self._steps - step)
-            self.message(f"step {step}/{self._steps}  {figures}  {left:.0f} s left")
+            left_text = seconds(left) if left >= 120 else f"{left:.0f} s"
+            self.message(f"step {step}/{self._steps}  {figures}  {left_text} left")
         elif self._task is not None:
             self._bar.update(self._task, completed=step, figures=figures)
 

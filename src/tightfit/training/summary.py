@@ -124,7 +124,8 @@ class Summary:
         resumed = self.first_step > 0
         timed = self.steps - self.first_step - self.profiled_steps
         which = ["since resuming"] * resumed + ["without the profiled one"] * self.profiled_steps
-        steps = f"{timed} of {self.steps} steps, {', '.join(which)}," if which else f"{self.steps} steps"
+        steps = counted(self.steps, "step")
+        steps = f"{timed:,} of {steps}, {', '.join(which)}," if which else steps
         rows = [
             ("steps", f"{self.training_seconds:.1f} s for {steps} on {self.device}"),
             ("throughput", f"{self.samples_per_second:,.1f} samples/s{tokens} in those steps"),
@@ -135,7 +136,7 @@ class Summary:
             rows.append(("CUDA context", f"{size(self.context_memory)}, outside PyTorch's allocator"))
         rows.append(("waiting for data", f"{self.data_wait_seconds:.2f} s ({share:.1%} of training)"))
         if self.skipped_steps:
-            rows.append(("skipped by loss scaling", f"{self.skipped_steps} steps"))
+            rows.append(("skipped by loss scaling", counted(self.skipped_steps, "step")))
         if self.compile_seconds:
             rows.append(("compiling", f"{self.compile_seconds:.1f} s, not counted in throughput"))
         if self.attention_kernels:
