@@ -274,6 +274,11 @@ def test_the_time_left_is_said_in_minutes_where_it_is_long(monkeypatch, taken, l
     assert screen.getvalue().endswith(f"{left}\n")
 
 
+def test_a_module_whose_vocabulary_nothing_states_is_told_as_it_is_given(recipe):
+    with pytest.raises(ModelError, match="vocab_size: Named has no configuration .*; write vocab_size"):
+        Trainer(Named(), {**recipe, "vocab_size": None}, ROWS)
+
+
 def test_the_models_configuration_is_read_once(tiny, monkeypatch):
     read = []
     made = models._make_config

@@ -17,6 +17,7 @@ from tightfit.backends.world import World
 from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
 from tightfit.errors import CheckpointError, DataError, OutOfMemory, RecipeError, limit_advice, one_line
 from tightfit.files import replacing_folder
+from tightfit.model_facts import module_facts
 from tightfit.recipe import Recipe
 from tightfit.recipe.sections import GIVEN_ROWS
 from tightfit.tasks import TASKS
@@ -75,6 +76,8 @@ class Trainer:
             raise RecipeError("mode: 'inference' is for planning, and trains nothing; write mode=train, or run "
                               "tightfit plan with this recipe")
         self.module = None if model is None or isinstance(model, str) else model
+        if self.module is not None:
+            module_facts(self.module, self.recipe)  # which says at once what data and plans would miss
         if dataset is None:
             require_data(self.recipe, self.module)
         else:
