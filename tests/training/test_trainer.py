@@ -275,7 +275,7 @@ def test_the_time_left_is_said_in_minutes_where_it_is_long(monkeypatch, taken, l
 
 
 def test_a_module_whose_vocabulary_nothing_states_is_told_as_it_is_given(recipe):
-    with pytest.raises(ModelError, match="vocab_size: Named has no configuration .*; write vocab_size"):
+    with pytest.raises(ModelError, match=r"vocab_size: Named has no configuration .*; write vocab_size"):
         Trainer(Named(), {**recipe, "vocab_size": None}, ROWS)
 
 
