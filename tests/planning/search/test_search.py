@@ -208,11 +208,11 @@ def test_no_choice_is_worse_than_one_of_its_own_pinnings(field):
 
 def test_keeps_to_a_smaller_number_of_traces_and_says_what_was_left_out(monkeypatch):
     monkeypatch.setattr("tightfit.planning.search.budget.ANSWER_TRACES", 0)
-    monkeypatch.setattr("tightfit.planning.search.search.MOST_TRACES", 8)
+    monkeypatch.setattr("tightfit.planning.search.search.MOST_TRACES", 12)
     toy = Toy.drawn(15)
     recipe = Recipe.from_dict({"batch_size": 16, **FEWER})
     plan = search(recipe, gpu(memory_for(toy, 15)), toy.tools(MARGIN))
-    assert len(toy.calls) == plan.predictions <= 8
+    assert len(toy.calls) == plan.predictions <= 12
     assert any("not traced" in note for note in plan.notes)
     assert plan.recipe
 
