@@ -19,9 +19,10 @@ class Sized:
         return ModelSize(active_parameters=1, parameters=1, flops=10**7 * recipe.seq_len, values=0)
 
 
-@pytest.mark.parametrize(("task", "a_sample"), [("causal-lm", 100), ("image-classification", 1)])
-def test_mfu_is_model_flops_over_the_cards_peak(task, a_sample):
-    recipe = Recipe.from_dict({"precision": "bf16", "seq_len": 100, "batch_size": 8, "task": task, "model": "gpt2"})
+@pytest.mark.parametrize(("task", "model", "a_sample"), [
+    ("causal-lm", "gpt2", 100), ("image-classification", "vit-base", 1)])
+def test_mfu_is_model_flops_over_the_cards_peak(task, model, a_sample):
+    recipe = Recipe.from_dict({"precision": "bf16", "seq_len": 100, "batch_size": 8, "task": task, "model": model})
     device = Device(kind="cuda", name="NVIDIA GeForce RTX 4090", memory_bytes=2**34)
     backend: Any = Sized()
     mfu = Session(recipe=recipe, device=device, backend=backend).utilization()
