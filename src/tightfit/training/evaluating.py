@@ -58,7 +58,7 @@ def evaluate(words: Sequence[str], listener: Listener) -> Evaluated:
 def _recipe(name: str, overrides: list[str]) -> Recipe:
     """The recipe to evaluate by, with no `auto` left: the run's, of the model that it wrote, or the one of that name,
     whose data is all evaluated."""
-    run, own = Path(name), ["eval_samples=null", "parallel=none"]
+    run, own = Path(name), ["eval_samples=null", "parallel=none", "compile=off"]  # which would take a minute
     of_run = (run / RECIPE).is_file()
     if of_run:
         model = run / MODEL
