@@ -99,6 +99,8 @@ APEX = "NVIDIA's BERT: apex's FusedLayerNorm, bias and GELU fused by TorchScript
 
 def express(row: Row) -> Expressed:
     """Raises CannotExpress with every reason, one a line."""
+    if "recipe" in row:
+        return pinned(row)
     device, model, task, formats, optimizer, rest, trained = _all_of(
         lambda: card(row["gpu"]), lambda: shape(row["shape"]), lambda: purpose(row),
         lambda: formats_of(row, card(row["gpu"])), lambda: optimizer_of(row), lambda: rest_of(row),
@@ -123,6 +125,19 @@ def express(row: Row) -> Expressed:
         fits=("apex AMP O2" not in row["precision"] and timed != "forward") or fields.get("mode") == "inference",
         kernels=kernels_of(row), notes=(*notes, *optimizer[1], *formats[1]),
     )  # fmt: skip
+
+
+def pinned(row: Row) -> Expressed:
+    """A row that says its recipe itself, in fields; its words are for readers."""
+    device, timed = card(row["gpu"]), "step" if samples_per_second(row) else "nothing"
+    micro = row["micro_batch"]
+    recipe = resolve(Recipe.from_dict({
+        "task": "causal-lm", "data": {"source": "dummy", "eval_fraction": 0.0}, "seq_len": row["seq_len"],
+        "micro_batch_size": micro, "batch_size": micro * row.get("accumulation", 1), "max_grad_norm": 1.0,
+        **row["recipe"],
+    }), device)  # fmt: skip
+    return Expressed(recipe=recipe, held=recipe, device=device, timed=timed,
+                     memory=counted_by(row.get("memory_kind", "")), fits=True, kernels=row.get("kernels", ""))
 
 
 def _all_of(*parts: Callable[[], Any]) -> list[Any]:
