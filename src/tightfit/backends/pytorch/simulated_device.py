@@ -37,6 +37,14 @@ def active_simulated_cuda() -> Device | None:
     return target if target is not None and target.kind == "cuda" else None
 
 
+def stands_for_cuda(tensor: Any) -> bool:
+    """Whether a tensor stands for one on a CUDA device, for a compiler that follows it as well."""
+    if torch.compiler.is_compiling():
+        compiled: bool = _compiled_for_cuda()
+        return compiled
+    return simulated_cuda_device(tensor) is not None
+
+
 def capability_of(tensor: Tensor) -> tuple[int, int] | None:
     """The compute capability of the CUDA device that a tensor is on, or stands for being on; None on the CPU."""
     if torch.compiler.is_compiling():
@@ -48,11 +56,24 @@ def capability_of(tensor: Tensor) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability() if tensor.device.type == "cuda" else None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _compiled_capability(kind: str) -> tuple[int, int] | None:
-    """Compute capability of every tensor of the graph being compiled: a compiler follows no type of fake tensor."""
+def _compiled_target() -> Device | None:
+    """The device that every tensor of the graph being compiled stands for: a compiler follows no type of fake tensor.
+    """
     context = TracingContext.try_get()
     target: Device | None = None if context is None else getattr(context.fake_mode, "target", None)
+    return target
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _compiled_for_cuda() -> bool:
+    target = _compiled_target()
+    return target is not None and target.kind == "cuda"
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _compiled_capability(kind: str) -> tuple[int, int] | None:
+    """Compute capability of every tensor of the graph being compiled."""
+    target = _compiled_target()
     if target is not None:
         return target.capability
     return torch.cuda.get_device_capability() if kind == "cuda" else None

@@ -1,4 +1,5 @@
-"""Plans of a caller's own modules, compiled: what no graph holds runs op by op, and is followed as anywhere."""
+"""Plans of compiled modules, a caller's own among them: what no graph holds runs op by op, and is followed as anywhere.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from tightfit.backends import load_backend
 from tightfit.devices import find_device
 from tightfit.planning.search.evaluate import Evaluated, InProcess
 from tightfit.planning.standard_tools import standard_tools
+from tightfit.trace import FUSED_PREFIX, Phase
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -63,3 +65,19 @@ def test_compiled_blocks_are_faster_take_no_more_and_nothing_of_ours_is_compiled
     assert compiled.events < eager.events
     assert 0.2 * eager.seconds < compiled.seconds < eager.seconds
     assert compiled.estimate.memory.peak_reserved < 1.1 * eager.estimate.memory.peak_reserved
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "every-block"])
+def test_compiled_blocks_hold_flex_attention_as_they_hold_sdpa(checkpointing):
+    tools = standard_tools(load_backend("pytorch"))
+    small = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "head_dim": 16, "intermediate_size": 96, "vocab_size": WORDS}
+    flex, sdpa = (
+        tools.predict(Recipe.from_dict({**FIELDS, "model": "llama-3.2-1b", "model_overrides": small, "vocab_size": None,
+                                        "checkpointing": checkpointing, "compile": "per-block", "attention": way,
+                                        "data": {"source": "dummy"}}), find_device("rtx-3090"))
+        for way in ("flex", "sdpa")
+    )
+    names = [[op.name for op, _ in trace.step_ops() if op.phase is not Phase.OPTIMIZER] for trace in (flex, sdpa)]
+    assert names[0] == names[1]
+    assert any(name.startswith(FUSED_PREFIX) for name in names[0])

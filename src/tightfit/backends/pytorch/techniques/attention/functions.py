@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
-from tightfit.backends.pytorch.simulated_device import active_simulated_cuda, simulated_cuda_device
+from tightfit.backends.pytorch.simulated_device import active_simulated_cuda, stands_for_cuda
 from tightfit.backends.pytorch.techniques.attention.kernels import (
     HALF,
     compute_dtype,
@@ -133,12 +133,12 @@ def flex_attention(
         raise ModelError(f"attention: 'flex' does not combine a sliding window of {window} tokens with documents or "
                          "padding yet; write attention=sdpa")
 
-    on_gpu = query.device.type == "cuda" or simulated_cuda_device(query) is not None
-    if on_gpu and (features := min(query.shape[-1], value.shape[-1])) < FLEX_FEATURES:
+    planned = stands_for_cuda(query)
+    if (planned or query.device.type == "cuda") and (features := min(query.shape[-1], value.shape[-1])) < FLEX_FEATURES:
         raise ModelError(f"attention: 'flex' wants heads of at least {FLEX_FEATURES} features on a GPU, and this "
                          f"model's have {features}; write attention=sdpa")
     query, key, value = (t.to(compute_dtype(query)) for t in (query, key, value))
-    if not torch.compiler.is_compiling() and simulated_cuda_device(query) is not None:
+    if planned:
         return _planned_flex(query, key, value, causal, scaling).transpose(1, 2).contiguous(), None
     kernel: Any = flex.flex_attention if torch.compiler.is_compiling() else _compiled(flex.flex_attention)
     output: Tensor = kernel(
@@ -192,8 +192,8 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 
 
 def _planned_flex(query: Tensor, key: Tensor, value: Tensor, causal: bool, scaling: float | None) -> Tensor:
-    """FlexAttention on fake tensors that stand for CUDA ones, which torch has no rule for outside of compiled regions:
-    it keeps what the flash kernel keeps."""
+    """FlexAttention on fake tensors that stand for CUDA ones, whose backward pass torch refuses on the CPU: it keeps
+    what the flash kernel keeps."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention
     output: Tensor = flash(query, key, value, 0.0, causal, scale=scaling)[0]
     return output[..., : value.shape[-1]]
