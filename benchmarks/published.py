@@ -4,7 +4,8 @@ Every row of results/published_runs.jsonl that a recipe can express is traced fo
 pinned, and its time and memory are predicted from data sheets alone. Nothing is searched, fitted or run. A speed's
 error is predicted over published samples a second, less 1; a driver's figure of memory is held against what the
 allocator reserves and the context of the run's own software together, as a plan shows them. Headline figures are of the
-grades A and A-, whose settings are stated in full; those of grade B stand apart.
+grades A and A-, whose settings are stated in full; those of grade B stand apart, and so do runs held out: found, graded
+and written down after every constant stood, and predicted once.
 
 Run: python benchmarks/published.py [--only ID] [--sum-up]     about ten minutes on one core; no GPU
 With an id, or a part of some, only those rows are made, and nothing is recorded. With --sum-up, rows on record are not
@@ -32,7 +33,7 @@ import torch
 import record
 from published_context import as_loaded
 from published_held_to import held_to
-from published_intervals import intervals
+from published_intervals import interval, intervals, needed
 from published_mfu import utilizations
 from published_reasons import reason
 from published_recipes import (
@@ -83,6 +84,7 @@ def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools)
     result: dict[str, Any] = {
         "id": row["id"], "grade": row["grade"], "card": found.device.name, "source": row["source"].split()[0],
         "precision": found.recipe.to_dict()["precision"], "timed": found.timed, "kernels": found.kernels,
+        **({"held_out": row["held_out"]} if "held_out" in row else {}),
     }  # fmt: skip
     speed, backward = samples_per_second(row), backward_samples_per_second(row)
     if speed is not None and found.timed != "nothing":
@@ -219,6 +221,24 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def held_out(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Errors of the runs of every grade that were found after all constants stood, by source."""
+    timed = [row for row in rows if "speed" in row]
+    fits = [row["fits"] for row in rows if "fits" in row]
+    return {
+        "runs": len(rows),
+        "speed": {**grouped(rows, "speed", lambda row: "all"), **grouped(rows, "speed", _source)},
+        "memory": {**grouped(rows, "memory", lambda row: "all"), **grouped(rows, "memory", _source)},
+        "speeds_inside_their_interval": sum(needed(row) <= interval(row) for row in timed),
+        "fits": {"rows": len(fits), "agree": sum(each["agree"] for each in fits)},
+    }
+
+
+def _source(row: dict[str, Any]) -> str:
+    """What a held-out run's id begins with: one script's runs, or one table's."""
+    return str(row["id"].partition("-")[0])
+
+
 def _name(value: Any) -> str:
     if isinstance(value, dict):
         return "tf32" if value.get("tf32") else str(value["name"])
@@ -276,11 +296,12 @@ def main() -> None:
     if asked.only:
         print(json.dumps({"rows": compared, "left_out": left_out}, indent=1))
         return
-    totals = summary(compared)
-    lines = held_to(compared, HEADLINE)
-    print(record.write("published", {"seconds": seconds, "held_to": lines, "summary": totals, "mfu": mfu,
+    known_before = [row for row in compared if "held_out" not in row]
+    totals, lines = summary(known_before), held_to(known_before, HEADLINE)
+    print(record.write("published", {"seconds": seconds, "held_to": lines, "summary": totals,
+                                     "held_out": held_out([row for row in compared if "held_out" in row]), "mfu": mfu,
                                      "rows": compared, "left_out": left_out}))
-    draw(compared, record.RESULTS / "published.png")
+    draw(known_before, record.RESULTS / "published.png")
     print(json.dumps({"held_to": lines, "intervals": totals["intervals"]}, indent=1))
 
 

@@ -129,15 +129,16 @@ def express(row: Row) -> Expressed:
 
 def pinned(row: Row) -> Expressed:
     """A row that says its recipe itself, in fields; its words are for readers."""
-    device, timed = card(row["gpu"]), "step" if samples_per_second(row) else "nothing"
-    micro = row["micro_batch"]
+    device, micro = card(row["gpu"]), row["micro_batch"]
     recipe = resolve(Recipe.from_dict({
         "task": "causal-lm", "data": {"source": "dummy", "eval_fraction": 0.0}, "seq_len": row["seq_len"],
         "micro_batch_size": micro, "batch_size": micro * row.get("accumulation", 1), "max_grad_norm": 1.0,
         **row["recipe"],
     }), device)  # fmt: skip
-    return Expressed(recipe=recipe, held=recipe, device=device, timed=timed,
-                     memory=counted_by(row.get("memory_kind", "")), fits=True, kernels=row.get("kernels", ""))
+    return Expressed(
+        recipe=recipe, held=recipe, device=device, timed="step" if samples_per_second(row) else "nothing",
+        memory=counted_by(row.get("memory_kind", "")), fits=True, kernels=row.get("kernels", ""),
+    )  # fmt: skip
 
 
 def _all_of(*parts: Callable[[], Any]) -> list[Any]:

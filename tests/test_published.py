@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from published import FAR, compare, published, spread, summary, with_reasons
+from published import FAR, compare, held_out, published, spread, summary, with_reasons
 from published_context import as_loaded, loads_all_with
 from published_held_to import held_to
 from published_intervals import card_error, interval, intervals, needed
@@ -83,6 +83,30 @@ def test_adapters_are_of_the_layers_that_a_runs_notes_name():
     trainable = found.recipe.trainable
     assert (trainable.rank, trainable.targets) == (16, ("q_proj", "k_proj", "v_proj", "o_proj"))
     assert (found.timed, found.recipe.to_dict()["base"]) == ("step", "bf16")
+
+
+def test_a_run_may_say_its_recipe_itself():
+    row = run(recipe={"model": "gpt2", "compile": "whole", "precision": "bf16"}, gpu="L4", held_out="today",
+              memory_bytes=1, memory_kind="nvidia-smi used", precision="of words that no field has")
+    found = express(row)
+    values = found.recipe.to_dict()
+    assert (values["model"], values["compile"], found.recipe.micro_batch_size) == ("gpt2", "whole", 2)
+    assert (found.device.name, found.recipe.batch_size, found.timed, found.memory) == ("L4", 6, "nothing", "driver")
+    assert express({**row, "step_seconds": 1.0}).timed == "step"
+
+
+def test_runs_held_out_stand_by_themselves():
+    rows = {row["id"] for row in RECORD["rows"] if "held_out" in row}
+    assert rows == {name for name, row in ROWS.items() if "held_out" in row}
+    sums = RECORD["held_out"]
+    assert sums["runs"] == len(rows)
+    assert sums["speed"]["all"]["rows"] == sum("speed" in row for row in RECORD["rows"] if row["id"] in rows)
+    assert RECORD["summary"]["fits"]["rows"] + sums["fits"]["rows"] == sum("fits" in row for row in RECORD["rows"])
+    near = {"id": "a-1", "card": "T4", "speed": {"error": 0.0, "published": 1.0, "predicted": 1.0, "work_error": 0.1},
+            "fits": {"agree": True}}  # fmt: skip
+    found = held_out([near, {**near, "id": "b-1", "speed": {**near["speed"], "predicted": 9.0, "error": 8.0}}])
+    assert (found["speeds_inside_their_interval"], found["fits"]["agree"]) == (1, 2)
+    assert (found["speed"]["a"]["worst"], found["speed"]["b"]["worst"]) == (0.0, 8.0)
 
 
 @pytest.mark.parametrize(("changes", "reasons"), [
