@@ -106,8 +106,8 @@ def _left_to_you(recipe: Recipe, build: Build, dtype: str, accumulation: int) ->
     sentences = {
         f"autocast: with torch.autocast({kind!r}, dtype=torch.{dtype}) around the forward pass": dtype != "float32",
         f"loss scaling: torch.amp.GradScaler({kind!r})": build.loss_scaling,
-        "loss: applied.loss_sum(inputs, labels), which makes no whole logits, over the number of labels that are not "
-        "-100": build.loss is not LOSS_OF_LOGITS,
+        "loss: applied.loss_sum(inputs, labels), in chunks or compiled as the recipe says, over the number of labels "
+        "that are not -100": build.loss is not LOSS_OF_LOGITS,
         f"accumulation: {accumulation} micro-batches of {recipe.micro_batch_size} a step, each one's summed loss "
         "divided by the number of labels in all of them": accumulation > 1,
         f"clipping: torch.nn.utils.clip_grad_norm_(model.parameters(), {recipe.max_grad_norm})": recipe.max_grad_norm,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from tightfit.backends.pytorch.build import Build
@@ -26,7 +28,7 @@ def per_block(technique: PerBlock, build: Build) -> Build:
     for block in build.blocks:
         for module in _parts(block) if in_parts else [block]:
             compile_module(module, **_arguments(technique, build))
-    return replace(build, settings=(*build.settings, _compiling))
+    return _with_loss(technique, build)
 
 
 def _parts(block: nn.Module) -> Iterator[nn.Module]:
@@ -40,7 +42,16 @@ def _parts(block: nn.Module) -> Iterator[nn.Module]:
 
 def whole_model(technique: WholeModel, build: Build) -> Build:
     compile_module(build.model, **_arguments(technique, build))
-    return replace(build, settings=(*build.settings, _compiling))
+    return _with_loss(technique, build)
+
+
+def _with_loss(technique: PerBlock | WholeModel, build: Build) -> Build:
+    """The build with its loss over a vocabulary compiled by Inductor too, without CUDA graphs: its result outlives the
+    next micro-batch."""
+    loss = build.loss
+    if technique.backend == "inductor" and build.task.predicts != "class":
+        loss = loss.compiled(partial(torch.compile, **_arguments(replace(technique, mode="default"), build)))
+    return replace(build, loss=loss, settings=(*build.settings, _compiling))
 
 
 @contextmanager

@@ -22,8 +22,13 @@ from tightfit.backends.pytorch.errors import is_out_of_memory
 from tightfit.backends.pytorch.models import logits_of
 from tightfit.backends.pytorch.padding import BIAS_BUFFER, model_end
 from tightfit.backends.pytorch.simulated_device import simulated_device
-from tightfit.backends.pytorch.techniques.loss.chunked_cross_entropy import chunked_cross_entropy, computing_dtype
-from tightfit.backends.pytorch.techniques.loss.of_logits import HeadForward, Loss, Tally, far_logits
+from tightfit.backends.pytorch.techniques.loss.chunked_cross_entropy import (
+    ChunkLoss,
+    chunked_cross_entropy,
+    computing_dtype,
+    loss_of_chunk,
+)
+from tightfit.backends.pytorch.techniques.loss.of_logits import Compiler, HeadForward, Loss, Tally, far_logits
 from tightfit.errors import ModelError, Refused, one_line
 from tightfit.model_facts import text_config
 from tightfit.tasks import IGNORE
@@ -129,8 +134,13 @@ class LossOfHiddenStates(Loss):
 
     def __init__(self, build: Build, head: nn.Linear, chunk: Chunk, kernel: Kernel | None = None) -> None:
         self._head, self._chunk, self._kernel, self._change = head, chunk, kernel, read_change(build, head)
+        self._loss_of: tuple[ChunkLoss, ChunkLoss] = loss_of_chunk, loss_of_chunk
         self._forward = HeadForward(head)
         head.forward = self._forward  # type: ignore[method-assign, assignment]
+
+    def compiled(self, compiler: Compiler) -> Loss:
+        self._loss_of = compiler(_evaluated_chunk), compiler(_learned_chunk)
+        return self
 
     def outputs(self, build: Build, batch: TensorBatch) -> Tensor:
         hidden, _ = self._run(build, batch)
@@ -146,7 +156,7 @@ class LossOfHiddenStates(Loss):
             if self._kernel is not None and tally is None and simulated_device(hidden) is None:
                 return self._kernel(hidden, weight, bias, flat, change.cap, smoothing)
             return chunked_cross_entropy(hidden, weight, bias, flat, self._chunk(hidden, weight), change.cap,
-                                         change.vocabulary, tally, smoothing)
+                                         change.vocabulary, tally, smoothing, self._loss_of[torch.is_grad_enabled()])
 
         loss: Tensor = self._head(outputs, work)
         return loss
@@ -223,6 +233,15 @@ class LossOfHiddenStates(Loss):
         if not logits.requires_grad or not weights:
             return False
         return any(found is not None for found in torch.autograd.grad(logits.sum(), weights, allow_unused=True))
+
+
+def _evaluated_chunk(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    return loss_of_chunk(logits, labels, *rest)
+
+
+def _learned_chunk(logits: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Another function than evaluation's, for a compiler takes an argument's second value for one of many."""
+    return loss_of_chunk(logits, labels, *rest)
 
 
 def _first_row(batch: TensorBatch) -> TensorBatch:

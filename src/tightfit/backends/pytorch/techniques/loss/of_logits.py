@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +58,10 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, tally: Tally | None = None
     return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
 
 
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""torch.compile with its arguments."""
+
+
 class Loss:
     """The loss over (the model's outputs, its head), in two steps, so that what a model owes can be checked between:
     here that of whole logits."""
@@ -80,6 +84,33 @@ class Loss:
 
     def check(self, build: Build, batch: TensorBatch) -> None:
         """Compare with the model's own logits, on its first micro-batch. Raises ModelError where they differ."""
+
+
+    def compiled(self, compiler: Compiler) -> Loss:
+        """The same loss, with what it makes of logits compiled: read in their own format, and no fp32 copy kept."""
+        return _CompiledLoss(compiler)
+
+
+class _CompiledLoss(Loss):
+    def __init__(self, compiler: Compiler) -> None:
+        self._plain, self._smoothed = compiler(_plain_sum), compiler(_smoothed_sum)
+
+    def total(
+        self, logits: Tensor, labels: Tensor, tally: Tally | None = None, smoothing: float = 0.0
+    ) -> Tensor:
+        if tally is not None:
+            tally(logits.flatten(0, -2), labels.flatten())
+        made: Tensor = self._smoothed(logits, labels, smoothing) if smoothing else self._plain(logits, labels)
+        return made
+
+
+def _plain_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy_sum(logits, labels)
+
+
+def _smoothed_sum(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Another function than evaluation's, for a compiler takes an argument's second value for one of many."""
+    return cross_entropy_sum(logits, labels, None, smoothing)
 
 
 LOSS_OF_LOGITS = Loss()
