@@ -112,7 +112,7 @@ class _Compiled(Compile):
 @technique
 class PerBlock(_Compiled):
     """Compile each block of the model: equal blocks share one compilation, so that compile time does not grow with
-    depth. Inductor compiles the update of bf16 states, too."""
+    depth. Inductor compiles the loss over a vocabulary, and the update of bf16 states, too."""
 
     name: ClassVar[str] = "per-block"
     speed: ClassVar[str] = "faster; seconds to a minute of compiling"
@@ -120,7 +120,7 @@ class PerBlock(_Compiled):
 
 @technique
 class WholeModel(_Compiled):
-    """Compile the whole model as one region."""
+    """Compile the whole model as one region, and the loss over a vocabulary as another."""
 
     name: ClassVar[str] = "whole"
     speed: ClassVar[str] = "faster; compile time grows with depth"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -114,6 +115,53 @@ def test_gradients_through_what_a_model_does_to_its_logits(name, bits):
 def test_gradients_with_other_techniques(name, task, packed, changes):
     make = (lambda: changed_model(name)) if name in CHANGED_LOGITS else (lambda: tiny_model(name))
     assert_alike(make, task, "fp32", packed, **changes)
+
+
+@pytest.mark.parametrize("loss", ["plain", SMALL], ids=["plain", "chunked"])
+@pytest.mark.parametrize(("name", "task", "changes"), [
+    ("gpt2", "causal-lm", {}), ("gpt2", "causal-lm", {"label_smoothing_factor": 0.3}),
+    ("gemma2 softcapped", "causal-lm", {"pad_vocab_to": 64, "label_smoothing_factor": 0.3}), ("bert", "masked-lm", {}),
+])  # fmt: skip
+def test_a_compiled_loss_is_one_graph_with_the_plain_losses_gradients(name, task, changes, loss):
+    def of(compiled):
+        step = step_of(changed_model(name) if name in CHANGED_LOGITS else tiny_model(name), task,
+                       loss if compiled else "plain", **changes)
+        if compiled:
+            whole = partial(torch.compile, backend="aot_eager", fullgraph=True)
+            step.build.__dict__["loss"] = step.build.loss.compiled(whole)
+        found = learned(step, task)
+        evaluated = step.evaluate([global_batch_of(micro_batches(task, (2, 2, 2)))])
+        return *found, evaluated.loss.mean, evaluated.correct
+
+    (plain, expected, held_out, right), (made, mean, ours, correct) = of(False), of(True)
+    assert worst(plain, made) <= LIMITS["fp32"]
+    assert [mean, ours] == pytest.approx([expected, held_out], rel=1e-5)
+    assert correct == right
+
+
+def test_compiled_blocks_have_a_compiled_loss_which_keeps_no_fp32_logits():
+    gpu = Device(kind="cuda", name="a GPU", memory_bytes=80 * 2**30, capability=(9, 0))
+
+    def peak(**changes):
+        recipe = Recipe.from_dict({
+            "model": "gpt2", "model_overrides": {"n_layer": 1, "n_embd": 64, "n_head": 2}, "seq_len": 512,
+            "micro_batch_size": 8, "batch_size": 8, "precision": "bf16", "optimizer": "adamw", "data": "dummy",
+            **changes})
+        return predict(resolve(recipe, gpu), gpu).peak()[1]
+
+    logits = 8 * 512 * 50257
+    for loss, bytes_each in (("plain", 7), ({"name": "chunked", "tokens": 4096}, 5)):
+        assert peak(loss=loss, compile="off") - peak(loss=loss, compile="per-block") > bytes_each * logits
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("loss", ["plain", SMALL], ids=["plain", "chunked"])
+def test_inductor_compiles_the_loss(loss):
+    plain, expected = learned(step_of(changed_model("gemma2 softcapped"), "causal-lm", "plain"), "causal-lm")
+    made, mean = learned(step_of(changed_model("gemma2 softcapped"), "causal-lm", loss, compile="per-block"),
+                         "causal-lm")
+    assert worst(plain, made) <= LIMITS["fp32"]
+    assert mean == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["plain", SMALL])
