@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tightfit.devices import Device
-from tightfit.display.words import as_written, throughput
+from tightfit.display.words import as_written, best_or_nearest, throughput
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Label, Plan
 from tightfit.planning.search.wording import changing
@@ -43,9 +43,8 @@ def choice(plan: Plan) -> Lines:
     largest = "longest" if plan.largest and plan.largest.field == "seq_len" else "largest"
     asked = (largest, plan.largest.text if plan.largest else "")
     if chosen is None:
-        nearest = next(iter(plan.candidates), None)
-        lacks = f"; #1 lacks {nearest.estimate.memory.lacking}" if nearest is not None else ""
-        held = [note for note in nearest.estimate.notes if note.startswith("base:")] if nearest is not None else []
+        lacks = "".join(f"; #1 lacks {nearest.estimate.memory.lacking}" for nearest in plan.candidates[:1])
+        held = [note for nearest in plan.candidates[:1] for note in nearest.estimate.notes if note.startswith("base:")]
         return _said(asked, ("choice", f"Nothing fits on {plan.device.name}{lacks}."), *(("note", one) for one in held),
                      *(line for line in lines if line[0] in WAYS_OUT))
     host = chosen.estimate.memory.host_by_category
@@ -64,29 +63,24 @@ def choice(plan: Plan) -> Lines:
 def suggestions(plan: Plan) -> Lines:
     """The next best and too large candidates, and changes that would help."""
     shown = WITH_CHOICE if plan.chosen is not None else WAYS_OUT
-    large = plan.answers.would_not_fit[1:] if plan.chosen is None else ()  # which `details` shows
-    return [(label, text) for label, text in plan.answers.lines() if label not in shown and text not in large]
+    return [line for line in plan.answers.lines() if line[0] not in shown and line not in _more_too_large(plan)]
 
 
 def details(plan: Plan) -> Lines:
     """Lines of `--verbose`: memory that is not traced, where times come from, notes, and the search's counts."""
-    best = plan.chosen or next(iter(plan.candidates), None)
-    large = plan.answers.would_not_fit[1:] if plan.chosen is None else ()
-    found = _said(*((Label.TOO_LARGE, text) for text in large),
-                  *(("numerics", text) for text in _numerics(plan.candidates)))
-    if best is not None:
+    found = [*_more_too_large(plan), *(("numerics", text) for text in _numerics(plan.candidates))]
+    if (best := best_or_nearest(plan)) is not None:
         moved = best.estimate.time.copies
         found += _said(*(("not traced", _untraced(figure)) for figure in best.estimate.untraced),
                        ("copies", copies(moved, best.recipe) if moved is not None else ""),
                        ("times", CALIBRATED if best.estimate.time.calibrated else SOURCES[plan.device.kind]))
-    return found + _said(*(("note", note) for note in _notes(plan, best)), (
-        "search", f"{counted(plan.tried, 'combination')} considered, {counted(plan.predictions, 'trace')} made."))
+    search = f"{counted(plan.tried, 'combination')} considered, {counted(plan.predictions, 'trace')} made."
+    return [*found, *(("note", note) for note in _notes(plan)), ("search", search)]
 
 
 def adds(plan: Plan) -> str:
     """A line on what `--verbose` would add."""
-    best = plan.chosen or next(iter(plan.candidates), None)
-    notes = f"{counted(count, 'note')}, " if (count := len(_notes(plan, best))) else ""
+    notes = f"{counted(count, 'note')}, " if (count := len(_notes(plan))) else ""
     return f"--verbose adds what is not traced, where times come from, {notes}and the search's counts."
 
 
@@ -98,7 +92,13 @@ def _said(*lines: tuple[str, str]) -> Lines:
     return [(label, text) for label, text in lines if text]
 
 
-def _notes(plan: Plan, best: Candidate | None) -> list[str]:
+def _more_too_large(plan: Plan) -> Lines:
+    """What `--verbose` alone shows of what is too large, where nothing fits: all but the first."""
+    return [] if plan.chosen is not None else [(Label.TOO_LARGE, text) for text in plan.answers.would_not_fit[1:]]
+
+
+def _notes(plan: Plan) -> list[str]:
+    best = best_or_nearest(plan)
     return [*(best.estimate.notes if best is not None else ()), *plan.notes]
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tightfit.devices import GIB, catalogue
 from tightfit.display.plan_table import plain_table
-from tightfit.display.words import as_written, batches, fits, techniques, throughput, work
+from tightfit.display.words import as_written, batches, best_or_nearest, fits, techniques, throughput, work
 from tightfit.planning.search.every_gpu import Comparison, GpuRow
 from tightfit.planning.search.overview import GpuEstimate, Overview
 from tightfit.planning.whole_run import unit_of
@@ -33,42 +33,42 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print one line for each GPU, the best first; below the table the choices that its letters stand for, and why
     other GPUs refuse the recipe."""
     rows, asked = comparison.rows, comparison.asked
+    planned = [row for row in rows if row.plan is not None]
     chosen = [row.chosen for row in rows if row.chosen is not None]
-    priced = any(row.price is not None for row in rows)
-    changed = any(candidate.changes_numerics for candidate in chosen)
     unit = chosen[0].estimate.time.unit if chosen else "samples/s"
     written = dict.fromkeys(techniques(candidate.recipe) for candidate in chosen)
     letters = {text: _letter(number) for number, text in enumerate(written)}
     console.print(Text(f"{asked.model}: {work(asked)}", style="bold"))
-    runs = [row.whole_run(comparison.tokens) for row in rows]
-    lengths = [run.hours for run in runs if run is not None]
-    unit_of_runs, hours = unit_of(min(lengths, default=1.5))
-    length = [unit_of_runs, *["cost"] * priced] if lengths else ["per price"] * priced
-    using_host = [row for row in rows if _host(row)]
-    table = _table("GPU", ["memory in use,\nGiB", *["host,\nGiB"] * bool(using_host), unit, *length])
-    table.add_column("best\nrecipe")
-    if changed:
-        table.add_column("numerics")
-    for row, run in zip(rows, runs, strict=True):
-        if row.plan is not None:
-            prices = ["-" if row.per_price is None else figure(row.per_price)] * priced
-            if lengths:
-                cost = "-" if run is None or run.cost is None else figure(run.cost, 2)
-                prices = ["-" if run is None else f"{run.hours / hours:,.1f}", *[cost] * priced]
-            host = [f"{_host(row) / GIB:.0f}" if _host(row) else "-"] * bool(using_host)
-            table.add_row(*map(Text, _cells(row, host, prices, changed, letters)))
+    runs = [row.whole_run(comparison.tokens) for row in planned]
+    unit_of_runs, hours = unit_of(min((run.hours for run in runs if run), default=1.5))
+    prices = ["" if row.per_price is None or any(runs) else figure(row.per_price) for row in planned]
+    changed = any(candidate.changes_numerics for candidate in chosen)
+    columns = {  # a cell for each GPU, empty where there is nothing to say
+        "memory in use,\nGiB": [f"{_used(row)} of {row.device.memory_bytes / GIB:.1f}" for row in planned],
+        "host,\nGiB": [f"{_host(row) / GIB:.0f}" if _host(row) else "" for row in planned],
+        unit: [throughput(row.chosen.estimate.time) if row.chosen else "" for row in planned],
+        unit_of_runs: [f"{run.hours / hours:,.1f}" if run else "" for run in runs],
+        "cost": [figure(run.cost, 2) if run and run.cost is not None else "" for run in runs],
+        "per price": prices,
+        "best\nrecipe": [_choice(row, letters) for row in planned],
+        "numerics": [_numerics(row) if changed else "" for row in planned],
+    }
+    columns = {heading: cells for heading, cells in columns.items() if any(cells)}
+    table = _table("GPU", columns, words=("best\nrecipe", "numerics"))
+    for row, *cells in zip(planned, *columns.values(), strict=True):
+        table.add_row(row.device.name, *(Text(cell or "-") for cell in cells))
     console.print(table)
     legend = Table.grid(padding=(0, 2))
     for text, letter in letters.items():
         legend.add_row(Text(letter), Text(text))
     console.print(legend)
-    prices_are = ("cost: of the whole run, at an hour's --price" if lengths else
-                  f"per price: {unit} for one unit of the price")
     sheets = "Not calibrated: times come from the data sheets' figures."
-    assumed = sorted({row.plan.device.host_bytes for row in using_host if row.plan and row.plan.device.host_assumed})
+    assumed = sorted({row.plan.device.host_bytes for row in planned
+                      if row.plan and _host(row) and row.plan.device.host_assumed})
     sizes = " to ".join(dict.fromkeys(size(each) for each in (*assumed[:1], *assumed[-1:])))
     host_is = f"host: of the machine's memory, {sizes} of it assumed; write --host-memory SIZE for yours"
-    said = ((host_is, assumed), (prices_are, priced), (sheets, chosen))
+    said = ((host_is, assumed), ("cost: of the whole run, at an hour's --price", "cost" in columns),
+            (f"per price: {unit} for one unit of the price", "per price" in columns), (sheets, chosen))
     unread = next((row.plan.answers.unread for row in rows if row.plan is not None), ())
     for remark in (*_refusals(rows), *(f"not read: {text}" for text in unread),
                    *(text for text, applies in said if applies)):
@@ -123,12 +123,12 @@ def _way(estimate: GpuEstimate | str) -> str:
     return f"{used} {f'{speed / 1000:.1f}k' if speed >= 1000 else f'{speed:.0f}':>6}"
 
 
-def _table(first: str, headings: Sequence[str]) -> Table:
-    """A table of a name and figures, which are aligned right."""
+def _table(first: str, headings: Iterable[str], words: Sequence[str] = ()) -> Table:
+    """A table of a name and figures, which are aligned right. words: headings of columns that are none."""
     table = plain_table()
     table.add_column(first, no_wrap=True)
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading in words else "right", no_wrap=heading not in words)
     return table
 
 
@@ -144,24 +144,24 @@ def _host(row: GpuRow) -> int:
     return memory.host if memory is not None and memory.host_by_category else 0
 
 
-def _cells(
-    row: GpuRow, host: Sequence[str], prices: Sequence[str], changed: bool, letters: Mapping[str, str]
-) -> list[str]:
-    """A GPU's cells. host: what is said of the host's memory. prices: of a run's length and cost."""
-    assert row.plan is not None
-    best = row.chosen or next(iter(row.plan.candidates), None)
-    used = "-" if best is None else f"{best.estimate.memory.used / GIB:.1f}"
-    memory = f"{used} of {row.device.memory_bytes / GIB:.1f}"
+def _used(row: GpuRow) -> str:
+    """GiB that a row's choice takes, or what lacks least."""
+    best = None if row.plan is None else best_or_nearest(row.plan)
+    return "-" if best is None else f"{best.estimate.memory.used / GIB:.1f}"
+
+
+def _choice(row: GpuRow, letters: Mapping[str, str]) -> str:
+    """The choice's micro-batch and the letter of its techniques; what is lacking where nothing fits."""
     if row.chosen is None:
-        lacks = "nothing fits" if best is None else f"none: {best.estimate.memory.lacking} short"
-        return [row.device.name, memory, *host, "-", *prices, lacks, *["-"] * changed]
-    recipe = row.chosen.recipe
-    micro = [batches(recipe)] if recipe.mode == "train" else []
-    word = fits(row.chosen.estimate)
-    choice = ", ".join([" ".join([*micro, letters[techniques(recipe)]]), *[word] * (word != "yes")])
-    numerics = "changed" if row.chosen.changes_numerics else "same"
-    speed = throughput(row.chosen.estimate.time)
-    return [row.device.name, memory, *host, speed, *prices, choice, *[numerics] * changed]
+        nearest = None if row.plan is None else best_or_nearest(row.plan)
+        return "nothing fits" if nearest is None else f"none: {nearest.estimate.memory.lacking} short"
+    recipe, word = row.chosen.recipe, fits(row.chosen.estimate)
+    micro = f"{batches(recipe)} " if recipe.mode == "train" else ""
+    return f"{micro}{letters[techniques(recipe)]}{f', {word}' if word != 'yes' else ''}"
+
+
+def _numerics(row: GpuRow) -> str:
+    return "" if row.chosen is None else "changed" if row.chosen.changes_numerics else "same"
 
 
 def _refusals(rows: Iterable[GpuRow]) -> list[str]:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from tightfit.devices import GIB
 from tightfit.display.answers import answers
 from tightfit.display.memory_bar import PARTS, host_memory_of_each, host_parts_of, parts_of
-from tightfit.display.words import as_written, columns, copy_columns, fits, heading, marks, rank, throughput
+from tightfit.display.words import as_written, best_or_nearest, columns, fits, heading, marks, rank, throughput
 from tightfit.page import UNPRINTABLE, label_of, render, styled
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
@@ -23,11 +23,10 @@ SYMBOLS = {CHOSEN: "diamond", FITTING: "circle", TOO_LARGE: "x"}
 
 
 def plan_page(plan: Plan) -> str:
-    choices, costs = columns(plan)
-    moving = any(candidate.estimate.memory.host_by_category for candidate in plan.candidates)
-    shown = [*choices, *costs, *(copy_columns() if moving else [])]
+    choices, costs, copies = columns(plan)
+    shown = [*choices, *costs, *copies]
     bars = [("memory", "Device memory at the peak", *_bars(plan, parts_of, plan.device.memory_bytes))]
-    if moving:
+    if copies:
         title, limit = host_memory_of_each(plan.device)
         title = f"{title[0].upper()}{title[1:]}, of {'an assumed ' * plan.device.host_assumed}{size(limit)}"
         bars.append(("host", title, *_bars(plan, host_parts_of, limit)))
@@ -51,7 +50,7 @@ def plan_page(plan: Plan) -> str:
 
 def _figures(plan: Plan) -> list[dict[str, str]]:
     """The chosen candidate's figures, or the nearest's, in large print."""
-    best = plan.chosen or next(iter(plan.candidates), None)
+    best = best_or_nearest(plan)
     if best is None:
         return []
     memory, time = best.estimate.memory, best.estimate.time

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from tightfit.display.answers import Lines, adds, choice, details, suggestions
 from tightfit.display.memory_bar import host_memory_of_each, host_parts_of, legend, memory_bar, parts_of, scale_of
-from tightfit.display.words import Column, as_written, batches, columns, copy_columns, heading, marks, rank
+from tightfit.display.words import Column, as_written, batches, columns, heading, marks, rank
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
 from tightfit.recipe.yaml_text import to_yaml
@@ -58,7 +58,15 @@ class ReadablePlan(Plan):
                 f"{size(memory.used)}>")
 
     def _repr_html_(self) -> str:
-        return plan_html(self)
+        """The plan in colour, for a notebook, with the recipe to copy."""
+        width = 140
+        console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True, color_system="truecolor")
+        console.print(*_blocks(self, width, verbose=True), highlight=False, sep="\n")
+        shown = console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
+        if self.chosen is None:
+            return shown
+        recipe = escape(to_yaml(self.chosen.recipe.to_dict()))
+        return f"{shown}<details><summary>The recipe</summary><pre>{recipe}</pre></details>"
 
 
 def show_plan(plan: Plan, console: Console, *, verbose: bool = False) -> None:
@@ -77,18 +85,6 @@ def plan_text(plan: Plan, width: int = 100, *, verbose: bool = False) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def plan_html(plan: Plan) -> str:
-    """The plan in colour, as an HTML fragment for a notebook, with the recipe to copy."""
-    width = 140
-    console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True, color_system="truecolor")
-    console.print(*_blocks(plan, width, verbose=True), highlight=False, sep="\n")
-    shown = console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
-    if plan.chosen is None:
-        return shown
-    recipe = escape(to_yaml(plan.chosen.recipe.to_dict()))
-    return f"{shown}<details><summary>The recipe</summary><pre>{recipe}</pre></details>"
-
-
 def _blocks(plan: Plan, width: int, verbose: bool) -> list[RenderableType]:
     """The parts of the plan, one under the other."""
     blocks: list[RenderableType] = [Text(heading(plan), style="bold")]
@@ -98,7 +94,6 @@ def _blocks(plan: Plan, width: int, verbose: bool) -> list[RenderableType]:
     if plan.candidates:
         memories = [candidate.estimate.memory for candidate in plan.candidates]
         blocks += [block for table in _tables(plan, width) for block in (Text(), table)]
-        blocks += _copies(plan, width)
         blocks.append(legend(memories, plan.device.memory_bytes, width))
         remarks = marks(plan)
         blocks += [Text(remarks)] if remarks else []
@@ -107,21 +102,31 @@ def _blocks(plan: Plan, width: int, verbose: bool) -> list[RenderableType]:
 
 
 def _tables(plan: Plan, width: int) -> list[Table]:
-    """One table where the width allows, else the choices and the costs apart."""
-    choices, costs = columns(plan)
+    """The candidates: one table where the width allows, else the choices and the costs apart; and one of host memory
+    and copies for those that offload."""
+    choices, costs, copies = columns(plan)
     bars = _Bars("memory at the peak", parts_of, plan.device.memory_bytes)
-    whole = partial(_table, plan, plan.candidates, [*choices, *costs], bars)
-    if _width(whole(BAR_CELLS[0])) <= width:
-        return [_fitted(whole, width)]
-    first = replace(choices[0], heading=choices[0].heading.replace("x ", "x\n"))
-    ways = (_table(plan, plan.candidates, each) for each in (choices, [first, *map(_folded, choices[1:])]))
-    chosen = next((table for table in ways if _width(table) <= width), None) or _written_out(plan)
-    return [chosen, _fitted(partial(_table, plan, plan.candidates, costs, bars), width)]
+    if _width(_table(plan, plan.candidates, [*choices, *costs], bars, BAR_CELLS[0])) <= width:
+        tables = [_fitted(plan, plan.candidates, [*choices, *costs], bars, width)]
+    else:
+        first = replace(choices[0], heading=choices[0].heading.replace("x ", "x\n"))
+        ways = (_table(plan, plan.candidates, each) for each in (choices, [first, *map(_folded, choices[1:])]))
+        chosen = next((table for table in ways if _width(table) <= width), None) or _written_out(plan)
+        tables = [chosen, _fitted(plan, plan.candidates, costs, bars, width)]
+    if copies:
+        heading, limit = host_memory_of_each(plan.device)
+        end = "its assumed end" if plan.device.host_assumed else "its end"
+        moving = [candidate for candidate in plan.candidates if candidate.estimate.memory.host_by_category]
+        host_bars = _Bars(f"{heading}\n| {size(limit)}, {end}", host_parts_of, limit)
+        tables.append(_fitted(plan, moving, copies, host_bars, width))
+    return tables
 
 
-def _fitted(table: Callable[[int], Table], width: int) -> Table:
-    """The table with bars as long as the width allows. table: makes it with bars of so many cells."""
-    return table(min(max(BAR_CELLS[0] + width - _width(table(BAR_CELLS[0])), 8), BAR_CELLS[1]))
+def _fitted(plan: Plan, shown: Sequence[Candidate], chosen: Sequence[Column], bars: _Bars, width: int) -> Table:
+    """The table with bars as long as the width allows."""
+    least, most = BAR_CELLS
+    room = width - _width(_table(plan, shown, chosen, bars, least))
+    return _table(plan, shown, chosen, bars, min(max(least + room, 8), most))
 
 
 def _folded(column: Column) -> Column:
@@ -137,17 +142,6 @@ def _written_out(plan: Plan) -> Table:
         micro = f"{batches(candidate.recipe)}: " if candidate.recipe.mode == "train" else ""
         grid.add_row(rank(plan, candidate), Text(micro + as_written(candidate.recipe)), style=style)
     return grid
-
-
-def _copies(plan: Plan, width: int) -> list[RenderableType]:
-    """Host memory and copies of the candidates that offload; nothing where none does."""
-    moving = [candidate for candidate in plan.candidates if candidate.estimate.memory.host_by_category]
-    if not moving:
-        return []
-    heading, limit = host_memory_of_each(plan.device)
-    end = "its assumed end" if plan.device.host_assumed else "its end"
-    bars = _Bars(f"{heading}\n| {size(limit)}, {end}", host_parts_of, limit)
-    return [Text(), _fitted(partial(_table, plan, moving, copy_columns(), bars), width)]
 
 
 class _Bars(NamedTuple):

@@ -74,6 +74,11 @@ def throughput(time: Time) -> str:
     return f"{value:,.0f}" if time.error is None else around(value, value * time.error)
 
 
+def best_or_nearest(plan: Plan) -> Candidate | None:
+    """The chosen candidate; the one that lacks least where nothing fits; None of a plan without candidates."""
+    return plan.chosen or next(iter(plan.candidates), None)
+
+
 def heading(plan: Plan) -> str:
     """The model, the device and the size of a step."""
     memory = size(plan.device.memory_bytes)
@@ -85,8 +90,9 @@ def heading(plan: Plan) -> str:
     return f"{model} on {device}: {work(plan.asked)}"
 
 
-def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
-    """The columns of the choices and those of their costs, without the rank."""
+def columns(plan: Plan) -> tuple[list[Column], list[Column], list[Column]]:
+    """The columns of the choices, those of their costs, and those of host memory and copies, none where none of the
+    candidates has any; without the rank."""
     inference = plan.asked.mode == "inference"
     choices = [] if inference else [Column("micro x accum.", lambda c: batches(c.recipe))]
     fields = max((choices_of(candidate.recipe) for candidate in plan.candidates), key=len, default=())
@@ -104,12 +110,9 @@ def columns(plan: Plan) -> tuple[list[Column], list[Column]]:
     elif not inference:
         costs.append(Column("MFU", lambda c: percent(c.estimate.time.mfu) if c.estimate.time.mfu else "-", True))
     costs.append(Column("batch" if inference else "step", lambda c: seconds(c.estimate.time.step_seconds), True))
-    return choices, costs
-
-
-def copy_columns() -> list[Column]:
-    """The columns of what is kept in the host's memory and copied."""
-    return [
+    if not any(candidate.estimate.memory.host_by_category for candidate in plan.candidates):
+        return choices, costs, []
+    return choices, costs, [
         Column("host\nGiB", lambda c: f"{c.estimate.memory.host / GIB:.1f}", True),
         Column("to the GPU /\nback, GiB",
                partial(_of_copies, lambda found: f"{found.bytes_in / GIB:.1f} / {found.bytes_out / GIB:.1f}"), True),
