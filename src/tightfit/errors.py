@@ -176,8 +176,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 def one_line(error: BaseException) -> str:
     """An exception's message without line breaks, at most 300 characters long."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."
+    return cut(" ".join(str(error).split()) or type(error).__name__, 300)
 
 
 def last_words(output: str) -> str:

@@ -1,4 +1,4 @@
-"""Conversations, and prompts with their completions: which of a document's tokens are learned.
+"""Conversations, and prompts with their completions, and their loss masks: which of their tokens are learned.
 
 A conversation is rendered by the tokenizer's chat template. Where that marks what the assistant says (its `generation`
 blocks) the marks are taken; else each of the assistant's turns is learned from behind the generation prompt to its end,
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tightfit.data.conversations import ASSISTANT, Conversation, Message, arguments_as_text, read_conversation
-from tightfit.data.readers import LEARNED, MESSAGES, TEXT, TOOLS, Row, Wanted
+from tightfit.data.readers import LOSS_MASK, MESSAGES, TEXT, TOOLS, Row, Wanted
 from tightfit.data.tokenizer_choice import read_chat_template
 from tightfit.data.tokenizing import Tokenizer, load_tokenizer
 from tightfit.errors import DataError, one_line
@@ -32,7 +32,7 @@ MARKS = re.compile(r"\{%-?\s*generation\b")
 """A template's own marks around what the assistant says."""
 READS_NONE = re.compile(r"content\S* is (?:not )?none")
 """A template's own treatment of messages without content; others would write the word None."""
-HOLDER = "\ue000"
+PLACEHOLDER = "\ue000"
 """Placeholder of what is said, a character that no text has a meaning for."""
 
 Span = tuple[int, int]
@@ -54,50 +54,50 @@ def with_template(tokenizer: Tokenizer, data: Data, name: str) -> Tokenizer:
 
 
 def encode(wanted: Wanted, rows: Sequence[Row], tokenizer: Tokenizer, origins: Sequence[str]) -> dict[str, list[Array]]:
-    """The ids of each row, int64 (tokens,), and which of them are learned, 0 or 1. origins: of the rows, for messages.
+    """The ids of each row, int64 (tokens,), and its loss mask. origins: of the rows, for messages.
 
     Raises DataError naming the row that cannot be written so.
     """
-    talks = MESSAGES in wanted
-    documents = _conversations(wanted, rows, tokenizer, origins) if talks else _completions(rows, tokenizer)
-    pairs = [(np.array(ids, dtype=np.int64), np.array(learned, dtype=np.int64)) for ids, learned in documents]
-    return {TEXT: [ids for ids, _ in pairs], LEARNED: [learned for _, learned in pairs]}
+    documents = (_conversations(wanted, rows, tokenizer, origins) if MESSAGES in wanted else
+                 _completions(rows, tokenizer))
+    ids, masks = zip(*documents, strict=True)
+    return {TEXT: [np.array(each, np.int64) for each in ids], LOSS_MASK: [np.array(each, np.int64) for each in masks]}
 
 
 def _completions(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
-    """Tokens of each prompt and completion as one text with its end token, and which of them are learned."""
-    found = tokenizer.located([prompt + completion for prompt, completion in rows], True)
+    """Tokens of each prompt and completion as one text with its end token, and its loss mask."""
+    found = tokenizer.encode_with_offsets([prompt + completion for prompt, completion in rows], True)
     for (prompt, completion), (ids, offsets) in zip(rows, found, strict=True):
-        learned = _inside(offsets, [(len(prompt), len(prompt) + len(completion))])
+        mask = _loss_mask(offsets, [(len(prompt), len(prompt) + len(completion))])
         if ids[-1:] == [tokenizer.end_id]:
-            learned[-1] = 1
-            yield ids, learned
+            mask[-1] = 1
+            yield ids, mask
         else:
-            yield [*ids, tokenizer.end_id], [*learned, 1]
+            yield [*ids, tokenizer.end_id], [*mask, 1]
 
 
 def _conversations(
     wanted: Wanted, rows: Sequence[Row], tokenizer: Tokenizer, origins: Sequence[str]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Tokens of each conversation, and which are learned: the assistant's turns, or behind a prompt that is messages,
-    as trl does, all from the first token on that differs from those of the prompt alone."""
+    """Tokens of each conversation, and its loss mask: 1 in the assistant's turns, or behind a prompt that is messages,
+    as trl does, from the first token on that differs from those of the prompt alone."""
     template = _Template(tokenizer.backend)
     texts, spans, prompts = [], [], []
     for row, origin in zip(rows, origins, strict=True):
         conversation = read_conversation(wanted, row, origin)
-        text, inside = template.learned(conversation)
+        text, turns = template.text_and_turns(conversation)
         texts.append(text)
-        spans.append(inside)
-        if conversation.asked:
-            prompts.append(template.asked(conversation))
-    found = tokenizer.located(texts, False)
+        spans.append(turns)
+        if conversation.prompt_messages:
+            prompts.append(template.prompt_text(conversation))
+    found = tokenizer.encode_with_offsets(texts, False)
     if prompts:
-        for (ids, _), (asked, _) in zip(found, tokenizer.located(prompts, False), strict=True):
-            shown = len([*takewhile(lambda pair: pair[0] == pair[1], zip(ids, asked, strict=False))])
+        for (ids, _), (prompt, _) in zip(found, tokenizer.encode_with_offsets(prompts, False), strict=True):
+            shown = len([*takewhile(lambda pair: pair[0] == pair[1], zip(ids, prompt, strict=False))])
             yield ids, [0] * shown + [1] * (len(ids) - shown)
     else:
-        for (ids, offsets), inside in zip(found, spans, strict=True):
-            yield ids, _inside(offsets, inside)
+        for (ids, offsets), turns in zip(found, spans, strict=True):
+            yield ids, _loss_mask(offsets, turns)
 
 
 class _Template:
@@ -110,7 +110,7 @@ class _Template:
         special = sorted((t.content for t in backend.added_tokens_decoder.values() if t.special), key=len, reverse=True)
         self._special = re.compile(rf"\s*(?:{'|'.join(map(re.escape, special)) or '(?!)'})")
 
-    def learned(self, conversation: Conversation) -> tuple[str, list[Span]]:
+    def text_and_turns(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """A conversation's text, and the spans of the assistant's turns in it, not looked for behind a prompt.
         Raises DataError where they cannot be found, or the template leaves out tools or tool calls."""
         text, spans = self._written(conversation)
@@ -122,7 +122,7 @@ class _Template:
         if bare != messages and self._accepted(replace(conversation, messages=bare)) == text:
             raise DataError(f"data.messages: the chat template does not write the tool_calls in {origin}; write "
                             "data.chat_template=<one that does>, or the calls as content")
-        if self._marked or conversation.asked:
+        if self._marked or conversation.prompt_messages:
             return text, spans
         own = self._own_end(conversation)
         for place, message in enumerate(messages):
@@ -133,10 +133,10 @@ class _Template:
             spans[-1] = (spans[-1][0], len(text))
         return text, spans
 
-    def asked(self, conversation: Conversation) -> str:
+    def prompt_text(self, conversation: Conversation) -> str:
         """The text of a conversation's prompt, up to where its completion begins."""
-        asked = conversation.messages[: conversation.asked]
-        return self._written(replace(conversation, messages=asked), prompt=True)[0]
+        prompt = conversation.messages[: conversation.prompt_messages]
+        return self._written(replace(conversation, messages=prompt), prompt=True)[0]
 
     def ending(self, conversation: Conversation) -> str:
         """End-of-turn text of the assistant's messages; empty where the template writes none."""
@@ -144,14 +144,14 @@ class _Template:
 
     def _own_end(self, conversation: Conversation) -> str:
         """End-of-turn text that the template writes after an assistant message at the end of a conversation."""
-        return (self._accepted(_up_to_last(conversation)) or "").partition(HOLDER)[2].rstrip()
+        return (self._accepted(_up_to_last(conversation)) or "").partition(PLACEHOLDER)[2].rstrip()
 
     def _begin_of_next(self, conversation: Conversation, role: str) -> str:
         """The special token with which the template begins a message behind the assistant's: what ends a turn that has
         no end of its own. Empty where there is none."""
         held = _up_to_last(conversation)
         text = self._accepted(held)
-        more = self._accepted(replace(held, messages=[*held.messages, {"role": role, "content": HOLDER}]))
+        more = self._accepted(replace(held, messages=[*held.messages, {"role": role, "content": PLACEHOLDER}]))
         found = self._special.match(more, len(text)) if text and more and more.startswith(text) else None
         return found[0] if found else ""
 
@@ -169,15 +169,15 @@ class _Template:
             def held(at: int, message: Message) -> str | None:
                 return self._accepted(replace(conversation, messages=[*messages[:at], message, *messages[at + 1 :]]))
 
-            said = {"role": ASSISTANT, "content": HOLDER}
+            said = {"role": ASSISTANT, "content": PLACEHOLDER}
             tries = (held(place, message) for message in (said, {**messages[place], **said}))  # some want the calls
-            other = next((each for each in tries if each and HOLDER in each), "")
+            other = next((each for each in tries if each and PLACEHOLDER in each), "")
             if start is None:
                 asked = self._accepted(replace(conversation, messages=messages[:place])) or ""
                 start = _behind(asked, before or asked, text, other, floor) if other else -1
             if stop is None:
                 stop = self._end(text, max(len(text) - _alike(text[::-1], other[::-1]), start), own)
-                after = held(place + 1, {**messages[place + 1], "content": HOLDER})
+                after = held(place + 1, {**messages[place + 1], "content": PLACEHOLDER})
                 stop = stop if other and after is not None and stop <= _alike(text, after) else -1
         if not floor <= start <= stop:
             raise DataError(f"data.messages: where the chat template writes an assistant's turn of "
@@ -227,7 +227,7 @@ class _Template:
 def _up_to_last(conversation: Conversation) -> Conversation:
     """A conversation up to the assistant's last turn, a placeholder for what it says; all of it where it has none."""
     turns = [place for place, message in enumerate(conversation.messages) if message["role"] == ASSISTANT]
-    held = [{"role": ASSISTANT, "content": HOLDER}] if turns else []
+    held = [{"role": ASSISTANT, "content": PLACEHOLDER}] if turns else []
     return replace(conversation, messages=[*conversation.messages[: turns[-1] if turns else None], *held])
 
 
@@ -242,7 +242,7 @@ def _behind(asked: str, before: str, text: str, other: str, floor: int) -> int:
     placeholder for the turn."""
     if asked and text.startswith(asked):
         return min(_alike(before, text), _alike(before, other))
-    prompt, same, held = before[_alike(asked, before) :], _alike(text, other), other.find(HOLDER)
+    prompt, same, held = before[_alike(asked, before) :], _alike(text, other), other.find(PLACEHOLDER)
     found = other.rfind(prompt, floor, held)
     start = held if found < 0 else found + len(prompt)
     return -1 if other[same:start].strip() else min(same, start)
@@ -250,8 +250,8 @@ def _behind(asked: str, before: str, text: str, other: str, floor: int) -> int:
 
 def question(tokenizer: Tokenizer, says: str) -> list[int]:
     """The tokens of a conversation that a user begins, up to where the assistant's answer begins. Raises DataError."""
-    said = Conversation(messages=[{"role": "user", "content": says}], tools=None, origin="sample_prompt", asked=1)
-    ((ids, _),) = tokenizer.located([_Template(tokenizer.backend).asked(said)], False)
+    said = Conversation([{"role": "user", "content": says}], None, "sample_prompt", prompt_messages=1)
+    ((ids, _),) = tokenizer.encode_with_offsets([_Template(tokenizer.backend).prompt_text(said)], False)
     return ids
 
 
@@ -265,7 +265,7 @@ def turn_end(tokenizer: Tokenizer, wanted: Wanted, rows: Iterable[Row]) -> int |
     return int(ids[0]) if len(ids) == 1 or (ids and ids[0] in whole) else None
 
 
-def _inside(offsets: Iterable[Span], spans: Sequence[Span]) -> list[int]:
+def _loss_mask(offsets: Iterable[Span], spans: Sequence[Span]) -> list[int]:
     """For each token, by its characters, 1 where any of them lies in a span, else 0."""
     begins, ends = np.array(list(offsets), dtype=np.int64).reshape(-1, 2).T
     begins = np.minimum(begins, ends - 1)  # of spaces alone, some tokenizers say where they end and that they are empty

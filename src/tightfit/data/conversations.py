@@ -23,13 +23,14 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, and the functions that the assistant may call, as JSON schemas. origin: the row, for messages. asked:
-    how many of the messages are a prompt, where all behind them is learned; 0 where the assistant's turns are."""
+    """Messages, and the functions that the assistant may call, as JSON schemas. origin: the row, for messages.
+    prompt_messages: how many messages are a prompt, where all behind them is learned; 0 where the assistant's turns
+    are."""
 
     messages: list[Message]
     tools: list[Any] | None
     origin: str
-    asked: int = 0
+    prompt_messages: int = 0
 
 
 def texts_of(wanted: Wanted, row: Row) -> Iterator[str]:

@@ -21,7 +21,7 @@ from tightfit.data.corpora import (
 from tightfit.data.readers import (
     COMPLETION,
     LABEL,
-    LEARNED,
+    LOSS_MASK,
     MESSAGES,
     PAIR,
     PROMPT,
@@ -242,7 +242,7 @@ def _from_fields(
                         f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")
     if not something_to_learn(task, train, tokenizer):
         why = "each is empty or holds special tokens only; write data=<documents with text>"
-        if LEARNED in train.streams:
+        if LOSS_MASK in train.streams:
             roles = ""
             if MESSAGES in wanted:
                 from tightfit.data.conversations import roles_in  # for a message alone
@@ -261,7 +261,7 @@ def _from_fields(
         tokenizer=tokenizer,
         unigram_loss=None if held is None else unigram_loss(task, train, held, tokenizer.special_ids),
         classes=dict(enumerate(names)) or None,
-        unlearned=unlearned(train.streams.get(LEARNED), None if packed else recipe.seq_len),
+        unlearned=unlearned(train.streams.get(LOSS_MASK), None if packed else recipe.seq_len),
         turn_end=ends,
         notes=(f"vocab_size: the tokenizer has {tokenizer.vocab_size:,} tokens, and the model rows for "
                f"{facts.vocab_size:,}; write vocab_size={tokenizer.vocab_size} for a smaller model",) * spare
@@ -286,7 +286,7 @@ def _text_samples(part: Part, *, recipe: Recipe, facts: ModelFacts, tokenizer: T
         masking = Masking(mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size,
                           special_ids=tokenizer.special_ids, seed=recipe.seed)
     if packed:
-        return Packed(part.streams[TEXT], recipe.seq_len, masking, part.streams.get(LEARNED))
+        return Packed(part.streams[TEXT], recipe.seq_len, masking, part.streams.get(LOSS_MASK))
     documents = Documents(part=part, seq_len=recipe.seq_len, facts=facts, masking=masking,
                           special_ids=(*tokenizer.special_ids, tokenizer.end_id))
     return padded(documents, recipe, facts)

@@ -27,8 +27,8 @@ TOOLS = "tools"
 as those too, with its completion."""
 OPTIONAL = (INPUT, TOOLS)
 """Fields that rows may lack."""
-LEARNED = "learned"
-"""The stream that says of each token of the text whether it is learned, where not all are."""
+LOSS_MASK = "loss_mask"
+"""The stream of 0 and 1 for each token of the text: whether it counts in the loss, where not all do."""
 SIDES = "sides"
 """The stream that says of each token of a pair of texts whose it is, see `Tokenizer.pairs`."""
 

@@ -28,11 +28,8 @@ COUNTED_ROWS = 10_000
 """So many rows, evenly spread, are looked at to count those that are cut, and for the largest value."""
 
 
-class Rows(Protocol):
+class Rows(Sized, Protocol):
     """Any map-style data set: a list of dicts, a `datasets.Dataset`."""
-
-    def __len__(self) -> int:
-        """Number of rows."""
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         """The row `index`."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
 
-from tightfit.data.readers import LEARNED, SIDES, TARGET, TEXT
+from tightfit.data.readers import LOSS_MASK, SIDES, TARGET, TEXT
 from tightfit.data.tokenized import Part, TokenStream
 from tightfit.model_facts import ModelFacts
 from tightfit.recipe import Recipe
@@ -19,11 +19,8 @@ PADDED_WITH_ZERO = frozenset({"token_type_ids"})
 """Inputs whose padding is 0; other inputs of ids are padded with the model's padding token."""
 
 
-class Samples(Protocol):
+class Samples(Sized, Protocol):
     """A fixed number of samples. It must survive pickling to a worker process, cheaply."""
-
-    def __len__(self) -> int:
-        """Number of samples."""
 
     def batch(self, indices: Array, epoch: int) -> MicroBatch:
         """The micro-batch of the samples `indices` (int64, 1-d) as seen in `epoch`. A pure function of its arguments.
@@ -41,11 +38,8 @@ class Example:
     labels: Array
 
 
-class Examples(Protocol):
+class Examples(Sized, Protocol):
     """Samples that are made one at a time."""
-
-    def __len__(self) -> int:
-        """Number of samples."""
 
     def example(self, index: int, epoch: int) -> Example:
         """The sample `index` as seen in `epoch`. A pure function of its arguments."""
@@ -168,8 +162,8 @@ class Documents:
         streams, length = self.part.streams, self.seq_len
         if self.masking is None and self.part.classes is None and TARGET not in streams:
             ids = labelled = streams[TEXT].document(index, length + 1)
-            if LEARNED in streams:
-                labelled = np.where(streams[LEARNED].document(index, length + 1), ids, IGNORE)
+            if LOSS_MASK in streams:
+                labelled = np.where(streams[LOSS_MASK].document(index, length + 1), ids, IGNORE)
             return Example({"input_ids": ids[:length]}, next_tokens(labelled, length).labels)
         if SIDES in streams:
             assert self.part.classes is not None
@@ -192,13 +186,13 @@ class Packed:
 
     The last row begins early enough to be full, and does not count again what the row before it has counted. A stream
     shorter than `seq_len` is one shorter row. With `masking`, labels are the hidden tokens; without, the next ones,
-    where `learned` is not 0.
+    where `loss_mask` is not 0.
     """
 
     stream: TokenStream
     seq_len: int
     masking: Masking | None = None
-    learned: TokenStream | None = None
+    loss_mask: TokenStream | None = None
 
     def __len__(self) -> int:
         return (len(self.stream) + self.seq_len - 1) // self.seq_len
@@ -221,8 +215,8 @@ class Packed:
                 labels[row, -1] = IGNORE if start + length == len(self.stream) else self.stream.tokens[start + length]
                 labels[row, ends] = IGNORE
                 labels[row, :counted] = IGNORE
-                if self.learned is not None:
-                    following = self.learned.tokens[start + 1 : start + length + 1]
+                if self.loss_mask is not None:
+                    following = self.loss_mask.tokens[start + 1 : start + length + 1]
                     labels[row, : len(following)][following == 0] = IGNORE
             else:
                 real = self.stream.tokens[start : start + length].astype(np.int64)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tightfit.data.caching import cached
-from tightfit.data.readers import LABEL, LEARNED, MESSAGES, PAIR, PROMPT, SIDES, TARGET, TEXT, TEXTS, Row, Wanted
+from tightfit.data.readers import LABEL, LOSS_MASK, MESSAGES, PAIR, PROMPT, SIDES, TARGET, TEXT, TEXTS, Row, Wanted
 from tightfit.data.splitting import Progress, Split
 from tightfit.data.tokenizing import SIDES_SIZE, Tokenizer
 from tightfit.errors import DataError, shown
@@ -142,7 +142,7 @@ def tokenize(
 def streams_of(wanted: Wanted) -> list[str]:
     """The names of the streams that documents with these fields become."""
     if MESSAGES in wanted or PROMPT in wanted:
-        return [TEXT, LEARNED]
+        return [TEXT, LOSS_MASK]
     if PAIR in wanted:
         return [TEXT, SIDES]
     return [key for key in wanted if key in TEXTS]
@@ -204,14 +204,14 @@ def classes_by_number(names: tuple[str, ...], facts: ModelFacts, num_labels: int
 def _encode(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress | None) -> Array:
     """Write the rows' streams into a folder for each part; the rows' parts, int64 (rows,)."""
     streams, wanted = streams_of(split.wanted), list(split.wanted)
-    sizes = {LEARNED: 2, SIDES: SIDES_SIZE}
+    sizes = {LOSS_MASK: 2, SIDES: SIDES_SIZE}
     writers = {key: [StreamWriter(folder / part / key, sizes.get(key, tokenizer.vocab_size)) for part in PARTS]
                for key in streams}
     parts: list[int] = []
     total = len(split.chosen)
     for batch in _batches(split.rows()):
         here, rows = [part for part, _ in batch], [row for _, row in batch]
-        if LEARNED in streams:
+        if LOSS_MASK in streams:
             from tightfit.data.chat import encode  # for what is learned in part, alone
 
             origins = [split.origin(len(parts) + number) for number in range(1, len(rows) + 1)]
@@ -248,13 +248,13 @@ def _batches(rows: Iterable[tuple[int, Row]]) -> Iterator[list[tuple[int, Row]]]
         yield waiting
 
 
-def unlearned(learned: TokenStream | None, limit: int | None) -> int:
+def unlearned(loss_mask: TokenStream | None, limit: int | None) -> int:
     """The number of documents without a token that is learned; 0 where all tokens are. limit: positions of a
     document that are seen."""
-    if learned is None:
+    if loss_mask is None:
         return 0
-    before = np.concatenate(([0], np.cumsum(learned.tokens, dtype=np.int64)))
-    starts, ends = learned.starts[:-1], learned.starts[1:]
+    before = np.concatenate(([0], np.cumsum(loss_mask.tokens, dtype=np.int64)))
+    starts, ends = loss_mask.starts[:-1], loss_mask.starts[1:]
     stops = ends if limit is None else np.minimum(ends, starts + limit + 1)  # the last is predicted and not shown
     return int((before[stops] == before[np.minimum(starts + 1, stops)]).sum())
 
@@ -262,8 +262,8 @@ def unlearned(learned: TokenStream | None, limit: int | None) -> int:
 def something_to_learn(task: Task, part: Part, tokenizer: Tokenizer) -> bool:
     """Whether the training documents have a token to predict, or, where they have classes, any text at all."""
     train = part.streams[TEXT]
-    if LEARNED in part.streams:
-        return bool(part.streams[LEARNED].counts[1])
+    if LOSS_MASK in part.streams:
+        return bool(part.streams[LOSS_MASK].counts[1])
     if task.predicts == "next":  # a document's first token has none before it to be predicted from
         return len(train) > train.documents
     if task.predicts in ("hidden", "class"):
@@ -274,7 +274,7 @@ def something_to_learn(task: Task, part: Part, tokenizer: Tokenizer) -> bool:
 def unigram_loss(task: Task, train: Part, held_out: Part, special_ids: tuple[int, ...] = ()) -> float | None:
     """Nats per held-out token, predicted by how often each token occurs in training (add-one smoothed); None where no
     tokens are predicted, or not all. special_ids: tokens that are never hidden."""
-    if task.predicts == "class" or LEARNED in train.streams:
+    if task.predicts == "class" or LOSS_MASK in train.streams:
         return None
     text = TARGET if task.predicts == "target" else TEXT
     stream, counts = held_out.streams[text], train.streams[text].counts + 1

@@ -17,7 +17,7 @@ from tightfit.data.tokenizing import (
     Tokenizer,
     bare_tokenizer,
     load_tokenizer,
-    own_threads,
+    no_tokenizers_parallelism,
     read_tokenizer_file,
 )
 from tightfit.errors import DataError, one_line
@@ -153,7 +153,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str]) -> Any
         initial_alphabet=byte_level.alphabet(),
         show_progress=False,
     )
-    with own_threads():
+    with no_tokenizers_parallelism():
         backend.train_from_iterator(_enough(texts), trainer)
     backend.pre_tokenizer = byte_level
     end = (END, backend.token_to_id(END))

@@ -80,23 +80,20 @@ class Tokenizer:
             return [np.array([*ids, self.end_id] if not ids or (ended and not self._ends(ids)) else ids, np.int64)
                     for ids in ids_of(part)]
 
-        with own_threads():
-            return in_threads(encode, texts) if self.fast and ids_of is self.ids else encode(texts)
+        return in_threads(encode, texts, cores() if self.fast and ids_of is self.ids else 1)
 
     def encode_pairs(self, texts: Sequence[tuple[str, str]]) -> list[tuple[Array, Array]]:
         """The ids of each pair of texts, and whose each is: `pairs` as int64, 1-d."""
-        with own_threads():
-            found = in_threads(self.pairs, texts)
+        found = in_threads(self.pairs, texts)
         return [(np.array(ids, np.int64), np.array(sides, np.int64)) for ids, sides in found]
 
     def _ends(self, ids: list[int]) -> bool:
         """Whether a document has its end: last, or in front of a special token such as its language's."""
         return ids[-1:] == [self.end_id] or (ids[-2:-1] == [self.end_id] and ids[-1] in self.special_ids)
 
-    def located(self, texts: Sequence[str], special: bool) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    def encode_with_offsets(self, texts: Sequence[str], special: bool) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """The `offsets` of each text. special: whether special tokens go around it."""
-        with own_threads():
-            return in_threads(lambda part: self.offsets(part, special), texts)
+        return in_threads(lambda part: self.offsets(part, special), texts)
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a text that is to be continued: with nothing behind it."""
@@ -150,7 +147,7 @@ def _sided(encoding: Any, types: bool) -> tuple[list[int], list[int]]:
 
 
 @contextmanager
-def own_threads() -> Iterator[None]:
+def no_tokenizers_parallelism() -> Iterator[None]:
     """Keep `tokenizers` from starting threads of its own, which make it warn in every process forked later."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
@@ -164,10 +161,13 @@ def own_threads() -> Iterator[None]:
             os.environ[name] = before
 
 
-def in_threads(encode: Callable[[Sequence[Text]], list[Encoded]], texts: Sequence[Text]) -> list[Encoded]:
-    """`encode` over `texts`, in order, a chunk of them in each of as many threads as this process has cores."""
+def in_threads(
+    encode: Callable[[Sequence[Text]], list[Encoded]], texts: Sequence[Text], threads: int | None = None
+) -> list[Encoded]:
+    """`encode` over `texts`, in order, a chunk of them at a time in each thread. threads: as many as this process has
+    cores by default."""
     chunks = [texts[i : i + CHUNK_DOCUMENTS] for i in range(0, len(texts), CHUNK_DOCUMENTS)]
-    with ThreadPoolExecutor(cores()) as pool:
+    with no_tokenizers_parallelism(), ThreadPoolExecutor(threads or cores()) as pool:
         return [ids for part in pool.map(encode, chunks) for ids in part]
 
 
