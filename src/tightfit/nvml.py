@@ -130,12 +130,10 @@ def process_bytes(uuid: str) -> tuple[int | None, int | None]:
     """Bytes that this process, and that others have on the card of that UUID (`GPU-...`), as the driver counts them:
     CUDA contexts, loaded kernels and libraries' own memory included. None where it cannot be said, as in a container
     that hides process ids."""
-    try:
-        with nvml_session() as nvml:
-            handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
-            found = None if handle is None else nvml.processes(handle)
-    except NoNvml:
-        found = None
+    found = None
+    with suppress(NoNvml), nvml_session() as nvml:
+        handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
+        found = None if handle is None else nvml.processes(handle)
     if found is None or os.getpid() not in found:
         return None, None
     own = found.pop(os.getpid())
@@ -145,11 +143,9 @@ def process_bytes(uuid: str) -> tuple[int | None, int | None]:
 
 def driver_version() -> str | None:
     """The loaded driver's version; None where there is none, or it does not say."""
-    try:
-        with nvml_session() as nvml:
-            return nvml.driver()
-    except NoNvml:
-        return None
+    with suppress(NoNvml), nvml_session() as nvml:
+        return nvml.driver()
+    return None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from tests.ladder.made import MIB, PEER, REFUSED, STRANGE, bert_large, empty, predicted
 from tightfit.ladder.catalogue import ladders
-from tightfit.ladder.results import effects, figures_of, front, quantiles, rung_results, span, spreads
+from tightfit.ladder.results import effects, figures_of, front, rung_results, span, spreads
 
 
 def found(run):
@@ -81,7 +81,3 @@ def test_a_prediction_of_unknown_time_has_its_memory():
     assert figures_of(row, run.ladder) == (None, 90 * MIB)
     refused = row.model_copy(update={"status": "refused"})
     assert figures_of(refused, run.ladder) == figures_of(None, run.ladder) == (None, None)
-
-
-def test_quantiles():
-    assert quantiles([4.0, 0.0, 2.0]) == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -15,7 +15,7 @@ from rich.text import Text
 from tightfit import text
 from tightfit.backends import backend_of
 from tightfit.devices import Device
-from tightfit.display.plan_table import plain_table
+from tightfit.display.tables import plain_table
 from tightfit.errors import RecipeError, UnknownRecipe
 from tightfit.planner import target_for
 from tightfit.planning.costs import Memory

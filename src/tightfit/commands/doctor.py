@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tightfit.display.progress import SearchProgress
+from tightfit.display.tables import two_columns
 from tightfit.doctor.calibrate import calibrate, calibration_rows
 from tightfit.doctor.checks import checks, problems
 from tightfit.doctor.machine import gather
@@ -48,8 +48,5 @@ def run_calibration(device: str, as_json: bool) -> None:
         print(path.read_text("utf-8"))
         return
     console = Console()
-    table = Table.grid(padding=(0, 2))
-    for name, figure in calibration_rows(calibration):
-        table.add_row(Text(name), Text(figure))
-    console.print(table)
+    console.print(two_columns(calibration_rows(calibration)))
     console.print(Text(f"kept in {path}; plans for this device are calibrated by it from now on"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, product
 from string import ascii_lowercase
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.devices import GIB, catalogue
-from tightfit.display.plan_table import plain_table
+from tightfit.display.tables import plain_table, two_columns
 from tightfit.display.words import as_written, batches, best_or_nearest, fits, techniques, throughput, work
 from tightfit.planning.search.every_gpu import Comparison, GpuRow
 from tightfit.planning.search.overview import GpuEstimate, Overview
@@ -37,7 +38,8 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     chosen = [row.chosen for row in rows if row.chosen is not None]
     unit = chosen[0].estimate.time.unit if chosen else "samples/s"
     written = dict.fromkeys(techniques(candidate.recipe) for candidate in chosen)
-    letters = {text: _letter(number) for number, text in enumerate(written)}
+    names = chain(ascii_lowercase, map("".join, product(ascii_lowercase, repeat=2)))  # a to z, then aa to zz
+    letters = dict(zip(written, names, strict=False))
     console.print(Text(f"{asked.model}: {work(asked)}", style="bold"))
     runs = [row.whole_run(comparison.tokens) for row in planned]
     unit_of_runs, hours = unit_of(min((run.hours for run in runs if run), default=1.5))
@@ -58,10 +60,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     for row, *cells in zip(planned, *columns.values(), strict=True):
         table.add_row(row.device.name, *(Text(cell or "-") for cell in cells))
     console.print(table)
-    legend = Table.grid(padding=(0, 2))
-    for text, letter in letters.items():
-        legend.add_row(Text(letter), Text(text))
-    console.print(legend)
+    console.print(two_columns((letter, text) for text, letter in letters.items()))
     sheets = "Not calibrated: times come from the data sheets' figures."
     assumed = sorted({row.plan.device.host_bytes for row in planned
                       if row.plan and _host(row) and row.plan.device.host_assumed})
@@ -90,7 +89,7 @@ def show_overview(overview: Overview, console: Console) -> None:
         cells = [_way(card.ways[name]) for name in names]
         table.add_row(card.device.name, f"{card.device.memory_bytes / GIB:.0f}", *map(Text, cells))
     console.print(table)
-    legend = Table.grid(padding=(0, 2))
+    legend: list[tuple[str, str]] = []
     for name in names:
         cards: dict[str, list[str]] = {}
         for card in overview.cards:
@@ -99,8 +98,8 @@ def show_overview(overview: Overview, console: Console) -> None:
         commonest = max(cards, key=lambda recipe: len(cards[recipe]), default="")
         for recipe, on in sorted(cards.items(), key=lambda item: item[0] == commonest):
             where = f" on {', '.join(on) if recipe != commonest else 'the others'}" if len(cards) > 1 else ""
-            legend.add_row(Text(name), Text(f"{recipe}{where}"))
-    console.print(legend)
+            legend.append((name, f"{recipe}{where}"))
+    console.print(two_columns(legend))
     host = max((each.memory.host for each, _ in fitting if each.recipe.offloaded.uses_host), default=0)
     refused = dict.fromkeys(each for each in estimates if isinstance(each, str))
     for remark in (
@@ -130,12 +129,6 @@ def _table(first: str, headings: Iterable[str], words: Sequence[str] = ()) -> Ta
     for heading in headings:
         table.add_column(heading, justify="left" if heading in words else "right", no_wrap=heading not in words)
     return table
-
-
-def _letter(number: int) -> str:
-    """a to z, then aa to zz."""
-    first, last = divmod(number, len(ascii_lowercase))
-    return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[last]
 
 
 def _host(row: GpuRow) -> int:

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from html import escape
 from typing import NamedTuple, Self
 
-from rich import box
 from rich.console import Console, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from tightfit.display.answers import Lines, adds, choice, details, suggestions
 from tightfit.display.memory_bar import host_memory_of_each, host_parts_of, legend, memory_bar, parts_of, scale_of
+from tightfit.display.tables import natural_width, plain_table
 from tightfit.display.words import Column, as_written, batches, columns, heading, marks, rank
 from tightfit.planning.costs import Memory
 from tightfit.planning.plan import Candidate, Plan
@@ -31,9 +29,6 @@ BAR_CELLS = (20, 48)
 LABEL_WIDTH = 12
 """Characters of the longest label, such as `smallest GPU`."""
 
-plain_table = partial(Table, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-"""A table with no line but the one below its headings."""
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ReadablePlan(Plan):
@@ -41,7 +36,7 @@ class ReadablePlan(Plan):
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        return cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)})
+        return cls(**vars(plan))
 
     def __str__(self) -> str:
         return plan_text(self)
@@ -106,12 +101,12 @@ def _tables(plan: Plan, width: int) -> list[Table]:
     and copies for those that offload."""
     choices, costs, copies = columns(plan)
     bars = _Bars("memory at the peak", parts_of, plan.device.memory_bytes)
-    if _width(_table(plan, plan.candidates, [*choices, *costs], bars, BAR_CELLS[0])) <= width:
+    if natural_width(_table(plan, plan.candidates, [*choices, *costs], bars, BAR_CELLS[0])) <= width:
         tables = [_fitted(plan, plan.candidates, [*choices, *costs], bars, width)]
     else:
         first = replace(choices[0], heading=choices[0].heading.replace("x ", "x\n"))
         ways = (_table(plan, plan.candidates, each) for each in (choices, [first, *map(_folded, choices[1:])]))
-        chosen = next((table for table in ways if _width(table) <= width), None) or _written_out(plan)
+        chosen = next((table for table in ways if natural_width(table) <= width), None) or _written_out(plan)
         tables = [chosen, _fitted(plan, plan.candidates, costs, bars, width)]
     if copies:
         heading, limit = host_memory_of_each(plan.device)
@@ -125,7 +120,7 @@ def _tables(plan: Plan, width: int) -> list[Table]:
 def _fitted(plan: Plan, shown: Sequence[Candidate], chosen: Sequence[Column], bars: _Bars, width: int) -> Table:
     """The table with bars as long as the width allows."""
     least, most = BAR_CELLS
-    room = width - _width(_table(plan, shown, chosen, bars, least))
+    room = width - natural_width(_table(plan, shown, chosen, bars, least))
     return _table(plan, shown, chosen, bars, min(max(least + room, 8), most))
 
 
@@ -170,11 +165,6 @@ def _table(
             row.append(memory_bar(held[number], bars.limit, scale, cells))
         table.add_row(*row, style="bold" if candidate == plan.chosen else None)
     return table
-
-
-def _width(table: Table) -> int:
-    console = Console(file=io.StringIO(), width=1000)
-    return Measurement.get(console, console.options, table).maximum
 
 
 def _grid(lines: Lines) -> Table:

@@ -224,12 +224,8 @@ def spreads(results: Iterable[RungResult]) -> list[Spread]:
     for peer, ratio in product(dict.fromkeys(result.runner for result in same), ("speed", "memory")):
         factors = [1 / factor for result in same if result.runner == peer and (factor := getattr(result, ratio))]
         if factors:
-            made.append(Spread(peer, ratio, len(factors), quantiles(factors)))
+            made.append(Spread(peer, ratio, len(factors), np.quantile(factors, [*QUANTILES.values()]).tolist()))
     return made
-
-
-def quantiles(values: Sequence[float]) -> list[float]:
-    return [float(value) for value in np.quantile(values, list(QUANTILES.values()))]
 
 
 class Effect(NamedTuple):

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.devices import MIB
+from tightfit.display.tables import natural_width
 from tightfit.ladder.results import RungResult, figures_of, heading, remarks, rung_results, times
 from tightfit.ladder.rows import OURS, Measured
 from tightfit.ladder.run import LadderRun
@@ -16,8 +17,6 @@ from tightfit.ladder.rungs import UNKNOWN, Figures, Ladder
 
 MEASURED_COLUMNS = 6
 """Columns up to what was measured, the rung's name included; behind them stands what was predicted and published."""
-WIDE_TERMINAL = 10_000
-"""Columns of a terminal in which any table has room."""
 NAME_WIDTH = 20
 """Characters of a rung's name in a line, at least."""
 
@@ -29,7 +28,7 @@ def show(run: LadderRun, console: Console) -> None:
         console.print(sentence, markup=False, highlight=False)
     heads, rows = cells(results, ladder)
     whole = table(heads, rows, results)
-    if console.measure(whole, options=console.options.update(max_width=WIDE_TERMINAL)).maximum <= console.width:
+    if natural_width(whole) <= console.width:
         console.print(whole)
     else:
         console.print(table(heads[:MEASURED_COLUMNS], [row[:MEASURED_COLUMNS] for row in rows], results), "")
