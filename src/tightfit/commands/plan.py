@@ -195,21 +195,20 @@ def _plan(
         raise RecipeError(f"price: {prices[0]!r} is for comparing GPUs, and for the cost of a run; write --gpu all, "
                           "several as --gpu l4,rtx-4090, or --tokens 1B or max_steps=2000 with it")
     of_gpus = parse_prices(prices) if prices and "=" in prices[0] else {}
-    price = None
+    alone = None
     if prices and not of_gpus:
-        price = parse_price(prices[0], f"price: {prices[0]!r} should be what the GPU costs an hour, such as "
+        alone = parse_price(prices[0], f"price: {prices[0]!r} should be what the GPU costs an hour, such as "
                             "--price 2.50")
 
-    def of_its_own(name: str) -> float:
-        if name not in of_gpus:
+    def price_of(name: str) -> float | None:
+        if of_gpus and name not in of_gpus:
             raise RecipeError(f"price: {prices[0]!r} is not the price of {name}; write its price alone")
-        return of_gpus[name]
+        return of_gpus.get(name, alone)
 
     if of_gpus and gpu not in (None, "cpu"):  # before anything that takes seconds
-        of_its_own(find_device(gpu).name)
+        price_of(find_device(gpu).name)
     plan, interrupted = _planned(planned, "traces")
-    if of_gpus:
-        price = of_its_own(plan.device.name)
+    price = price_of(plan.device.name)
     plan = replace(plan, candidates=plan.candidates[: options.best], tokens=tokens,
                    price=None if price is None else price * max(plan.device.world, 1))
     if options.as_json:

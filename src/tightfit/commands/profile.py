@@ -42,7 +42,9 @@ def run_profile(name: str, overrides: Sequence[str] = (), output: Path | None = 
                           f"{remedy(error, 'write another output_dir=...')}") from None
     path = run_report(folder, output=output)
     if (folder / FOLDER / XPLANE).exists():
-        Console(soft_wrap=True).print(_how_to_view(folder), markup=False, highlight=False)
+        install = "" if find_spec("xprof") else f"; install it with: {install_command('xprof')}"
+        viewers = f"{folder / CHROME_TRACE} in ui.perfetto.dev, or: xprof --logdir {folder / FOLDER}{install}"
+        Console(soft_wrap=True).print(f"trace: {viewers}", markup=False, highlight=False)
     return path
 
 
@@ -80,10 +82,3 @@ def _kept(profile: Profile, measured: Measurement | None, plan: Plan | None, fol
     if plan is not None:
         RunFolder(home).write_json(PLAN, plan.to_json())
     return folder
-
-
-def _how_to_view(folder: Path) -> str:
-    """The viewer of JAX's own profile, and how it is installed where it is not there."""
-    install = "" if find_spec("xprof") else f"; install it with: {install_command('xprof')}"
-    return (f"trace: {folder / CHROME_TRACE} in ui.perfetto.dev, or: xprof --logdir {folder / FOLDER}"
-            f"{install}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +31,18 @@ CHANNEL_MODES = {1: "L", 3: "RGB"}
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """Image files and their classes; an image is read and resized when it is asked for. scale: as of `pixel_scale`."""
+    """Image files and their classes. pixels: reads and resizes an image when it is asked for."""
 
     files: tuple[Path, ...]
     classes: tuple[int, ...]
-    size: int
-    channels: int
-    scale: tuple[Any, Any]
+    pixels: Callable[[Path], Array]
 
     def __len__(self) -> int:
         return len(self.files)
 
     def example(self, index: int, epoch: int) -> Example:
-        pixels = read_image(self.files[index], self.size, self.channels, self.scale)
-        return Example({"pixel_values": pixels}, np.asarray(self.classes[index], dtype=np.int64))
+        label = np.asarray(self.classes[index], dtype=np.int64)
+        return Example({"pixel_values": self.pixels(self.files[index])}, label)
 
 
 def open_images(
@@ -75,8 +75,8 @@ def open_images(
                         "from image files; write a model that reads square images of 1 or 3 channels")
     pairs = [(file, number) for number, name in enumerate(names) for file in found.get(name, ())]
     files, numbers = zip(*pairs, strict=True)
-    return ImageFolder(files=files, classes=numbers, size=facts.image_size, channels=facts.num_channels,
-                       scale=scale), names
+    pixels = partial(read_image, size=facts.image_size, channels=facts.num_channels, scale=scale)
+    return ImageFolder(files=files, classes=numbers, pixels=pixels), names
 
 
 def pixel_scale(recipe: Recipe, channels: int) -> tuple[Any, Any]:

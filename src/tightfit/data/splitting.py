@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import compress
 
 import numpy as np
 
@@ -62,19 +63,16 @@ class Split:
 
     def training_texts(self, progress: Progress | None = None) -> Iterator[str]:
         """Every text of the training part."""
-        columns = [i for i, key in enumerate(self.wanted) if key in TEXTS]
+        texts: Callable[[Row], Iterable[str]] = partial(compress, selectors=[key in TEXTS for key in self.wanted])
+        if MESSAGES in self.wanted:
+            from tightfit.data.conversations import texts_of  # for conversations alone
+
+            texts = partial(texts_of, self.wanted)
         for number, (part, row) in enumerate(self.rows(), 1):
             if part == 0:
-                yield from self._texts(row, columns)
+                yield from texts(row)
             if progress is not None and number <= len(self.chosen):  # not more, where one document is cut in two
                 progress("training the tokenizer", number, len(self.chosen))
-
-    def _texts(self, row: Row, columns: list[int]) -> Iterator[str]:
-        if MESSAGES not in self.wanted:
-            return (row[i] for i in columns)
-        from tightfit.data.conversations import texts_of  # for conversations alone
-
-        return texts_of(self.wanted, row)
 
     @property
     def _text_alone(self) -> bool:

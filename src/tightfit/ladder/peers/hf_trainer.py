@@ -113,13 +113,17 @@ def _train(recipe: Recipe, device: Device, meter: Meter, arguments: dict[str, An
     # Many a model takes the mean over its micro-batch, whatever the step's other ones hold, and the Trainer adds those.
     alone = arguments["gradient_accumulation_steps"] == 1
     own = isinstance(model, transformers.PreTrainedModel) and (shifts or alone) and not recipe.label_smoothing_factor
+
+    def mean_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
+        return loss_sum(logits_of(outputs), labels, recipe) / num_items_in_batch
+
     written = transformers.TrainingArguments(**arguments)
     written._n_gpu = 1  # with two cards it would split each micro-batch over both
     trainer = _Trainer(
         _Clock(meter), model, written,
         train_dataset=[(int(number), epoch) for chosen, epoch in steps for number in chosen],
         data_collator=partial(_collated, data.samples, next(model.parameters()).dtype, shifts),
-        compute_loss_func=None if own else partial(_mean_loss, recipe),
+        compute_loss_func=None if own else mean_loss,
         optimizer_cls_and_kwargs=_adafactor(recipe),
     )  # fmt: skip
     trainer.remove_callback(transformers.PrinterCallback)
@@ -159,11 +163,6 @@ class _Trainer(transformers.Trainer):  # type: ignore[misc]
 def _shifts_labels(model: nn.Module) -> bool:
     """Whether the model's own loss takes labels that are shifted already, and the number of the whole step's."""
     return passes_arguments_on(model) and getattr(model, "loss_function", None) is ForCausalLMLoss
-
-
-def _mean_loss(recipe: Recipe, outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
-    """The Trainer's hook for a loss of one's own: a micro-batch's part of the step's mean."""
-    return loss_sum(logits_of(outputs), labels, recipe) / num_items_in_batch
 
 
 def _collated(samples: Samples, weights: torch.dtype, shifted: bool, chosen: Sequence[Sample]) -> dict[str, Tensor]:
