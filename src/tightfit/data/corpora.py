@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tightfit.data.caching import files_digest
-from tightfit.data.readers import (
-    COMPLETION,
-    INPUT,
-    MESSAGES,
-    OPTIONAL,
-    OUTPUT,
-    PROMPT,
-    READERS,
-    TEXT,
-    TOOLS,
-    Row,
-    Wanted,
-    decode,
-    picked,
-    read_file,
-    require_fields,
-)
+from tightfit.data.readers import OPTIONAL, READERS, TEXT, Row, Wanted, decode, picked, read_file, require_fields
 from tightfit.errors import DataError, closest, nearest, one_line
 from tightfit.files import digest
 from tightfit.recipe import Data
@@ -103,28 +87,6 @@ def check_named_parts(data: Data) -> None:
     ):
         if (value := getattr(data, field)) != usual[field].default and not any(has(source) for source in sources):
             raise DataError(f"data.{field}: {value!r} is asked for, and {sources[0]!r} has no {what}; {write}")
-
-
-def named_fields(data: Data) -> Wanted | None:
-    """The fields that the recipe itself names of conversations, or of prompts and completions; None where it names
-    none."""
-    if data.messages is not None:
-        return {MESSAGES: data.messages, TOOLS: TOOLS}
-    if data.prompt is not None or data.completion is not None:
-        return {PROMPT: data.prompt or "prompt", COMPLETION: data.completion or "completion"}
-    return None
-
-
-def usual_fields(present: Iterable[str]) -> Wanted | None:
-    """The fields of such data by their usual names, ShareGPT's and Alpaca's among them; None where it has none of
-    them."""
-    present = set(present)
-    usual: tuple[dict[str, str], ...] = (
-        {MESSAGES: "messages", TOOLS: TOOLS}, {PROMPT: "prompt", COMPLETION: "completion"},
-        {MESSAGES: "conversations", TOOLS: TOOLS}, {MESSAGES: "instruction", INPUT: "input", OUTPUT: "output"},
-    )  # fmt: skip
-    return next((fields for fields in usual
-                 if all(name in present for key, name in fields.items() if key not in OPTIONAL)), None)  # fmt: skip
 
 
 def missing_path(field: str, value: str, path: Path) -> DataError:

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tightfit.data.corpora import (
-    check_named_parts,
-    evaluation_data,
-    given_corpus,
-    named_fields,
-    open_corpus,
-    usual_fields,
-)
+from tightfit.data.corpora import check_named_parts, evaluation_data, given_corpus, open_corpus
 from tightfit.data.readers import (
     COMPLETION,
     LABEL,
@@ -31,6 +24,8 @@ from tightfit.data.readers import (
     HoldsMessages,
     MissingField,
     Wanted,
+    named_fields,
+    usual_fields,
 )
 from tightfit.data.samples import Documents, Masking, Packed, Padded, Samples, padded
 from tightfit.data.splitting import Progress, Split, held_out

@@ -1,4 +1,4 @@
-"""One reader for each kind of file: the values of the wanted fields, row by row.
+"""Fields of the data that a recipe reads, and a reader for each kind of file: their values, row by row.
 
 `Wanted` maps a recipe field (`TEXT`, `LABEL`, `TARGET`) to the name of the field in the data. The first one is the
 text. Every reader raises DataError, naming the file and where in it, for what it cannot read.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import DataError, cut, one_line, shown
+from tightfit.recipe import Data
 
 TEXT, PAIR, TARGET, LABEL = "data.text", "data.text_pair", "data.target", "data.label"
 MESSAGES, PROMPT, COMPLETION = "data.messages", "data.prompt", "data.completion"
@@ -56,6 +57,28 @@ class MissingField(DataError):
 
 class HoldsMessages(DataError):
     """Prompts that are lists of messages, where texts are wanted."""
+
+
+def named_fields(data: Data) -> Wanted | None:
+    """The fields that the recipe itself names of conversations, or of prompts and completions; None where it names
+    none."""
+    if data.messages is not None:
+        return {MESSAGES: data.messages, TOOLS: TOOLS}
+    if data.prompt is not None or data.completion is not None:
+        return {PROMPT: data.prompt or "prompt", COMPLETION: data.completion or "completion"}
+    return None
+
+
+def usual_fields(present: Iterable[str]) -> Wanted | None:
+    """The fields of such data by their usual names, ShareGPT's and Alpaca's among them; None where it has none of
+    them."""
+    present = set(present)
+    usual: tuple[dict[str, str], ...] = (
+        {MESSAGES: "messages", TOOLS: TOOLS}, {PROMPT: "prompt", COMPLETION: "completion"},
+        {MESSAGES: "conversations", TOOLS: TOOLS}, {MESSAGES: "instruction", INPUT: "input", OUTPUT: "output"},
+    )  # fmt: skip
+    return next((fields for fields in usual
+                 if all(name in present for key, name in fields.items() if key not in OPTIONAL)), None)  # fmt: skip
 
 
 def require_fields(wanted: Wanted, present: Iterable[str], origin: str) -> None:
