@@ -18,8 +18,7 @@ from tests.data.helpers import FACTS, recipe, texts, write_jsonl
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.chat import question
 from tightfit.data.samples import Packed
-from tightfit.data.tokenizer_choice import train_bpe
-from tightfit.data.tokenizing import END, bare_tokenizer, name_end
+from tightfit.data.tokenizing import END, bare_tokenizer, name_end, train_bpe
 from tightfit.errors import DataError
 from tightfit.recipe import Recipe
 from tightfit.tasks import IGNORE, MicroBatch

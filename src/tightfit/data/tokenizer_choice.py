@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from tightfit.data.caching import cached
 from tightfit.data.corpora import is_path, missing_path
-from tightfit.data.tokenizing import (
-    END,
-    MASK,
-    OWN_FILES,
-    PAD,
-    Tokenizer,
-    bare_tokenizer,
-    load_tokenizer,
-    no_tokenizers_parallelism,
-    read_tokenizer_file,
-)
+from tightfit.data.tokenizing import END, MASK, PAD, Tokenizer, load_tokenizer, read_tokenizer_file, train_bpe
 from tightfit.errors import DataError, one_line
 from tightfit.files import digest
 from tightfit.model_facts import ModelFacts
@@ -28,17 +17,14 @@ from tightfit.recipe import Data, Recipe
 from tightfit.system import expanded
 from tightfit.tasks import Task, get_task
 
-TRAINING_CHARACTERS = 100_000_000
-"""A tokenizer is trained on about this much text: the merges it learns hardly change beyond."""
+OWN_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""A folder with any of these holds a tokenizer."""
 
 WEIGHTS_ENDINGS = (".safetensors", ".bin")
 """Endings of files that hold a model's weights."""
 
 MARKER = re.compile(r"<\|[^\s|<>]+\|>")
-"""Pattern of chat templates' markers."""
-
-LONG_RUNS = r"\S{256}|\s{256}"
-"""Longer runs without a space, or of nothing but spaces, are cut for training, whose time grows with their square."""
+"""Pattern of chat templates' markers, such as `<|im_end|>`."""
 
 
 def choose_tokenizer(
@@ -109,12 +95,6 @@ def special_tokens(task: Task, pad_id: int) -> list[str]:
     return [*others[:place], PAD, *others[place:]]
 
 
-def chat_markers(data: Data) -> list[str]:
-    """The markers of the recipe's chat template, such as `<|im_end|>`: a token each of a trained tokenizer."""
-    found = dict.fromkeys(MARKER.findall(read_chat_template(data) or ""))
-    return [marker for marker in found if marker not in (END, MASK, PAD)]
-
-
 def read_chat_template(data: Data) -> str | None:
     """The recipe's chat template; None where it names none. Raises DataError for a file that cannot be read."""
     if data.chat_template is None:
@@ -127,45 +107,12 @@ def read_chat_template(data: Data) -> str | None:
 
 
 def _trained(recipe: Recipe, facts: ModelFacts, texts: Callable[[], Iterable[str]], fingerprint: str) -> Tokenizer:
-    specials = [*special_tokens(get_task(recipe.task), facts.pad_token_id), *chat_markers(recipe.data)]
+    markers = MARKER.findall(read_chat_template(recipe.data) or "")  # of which each becomes one token
+    specials = list(dict.fromkeys([*special_tokens(get_task(recipe.task), facts.pad_token_id), *markers]))
     key = digest(["byte-level BPE 4", fingerprint, str(facts.vocab_size), *specials])
 
     def fill(folder: Path) -> None:
-        bare_tokenizer(train_bpe(texts(), facts.vocab_size, specials), "train").save(folder)
+        train_bpe(texts(), facts.vocab_size, specials).save(str(folder / "tokenizer.json"))
 
     folder = expanded(recipe.cache_dir) / "tokenizers" / key
     return cached(folder, fill, lambda made: read_tokenizer_file(made / "tokenizer.json"))
-
-
-def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str]) -> Any:
-    """A byte-level BPE `tokenizers.Tokenizer` of at most `vocab_size` tokens, the special ones first."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trainers
-    from tokenizers import Tokenizer as Backend
-
-    backend = Backend(models.BPE())
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    cut = pre_tokenizers.Split(Regex(LONG_RUNS), "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=specials,
-        initial_alphabet=byte_level.alphabet(),
-        show_progress=False,
-    )
-    with no_tokenizers_parallelism():
-        backend.train_from_iterator(_enough(texts), trainer)
-    backend.pre_tokenizer = byte_level
-    end = (END, backend.token_to_id(END))
-    backend.post_processor = processors.TemplateProcessing(pair=f"$A {END} $B", special_tokens=[end])
-    return backend
-
-
-def _enough(texts: Iterable[str]) -> Iterator[str]:
-    """Texts until they sum to TRAINING_CHARACTERS."""
-    total = 0
-    for text in texts:
-        if total >= TRAINING_CHARACTERS:
-            return
-        total += len(text)
-        yield text

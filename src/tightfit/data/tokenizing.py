@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,15 +30,18 @@ SPECIAL = {
 }
 """Usual names of the special tokens, for a `tokenizer.json` that comes alone."""
 
-OWN_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""A folder with any of these holds a tokenizer."""
-
 SIDES_SIZE = 12
 """Values of a token of a pair: whose it is (0 a special token's, 1 the first text's, 2 the second's), times 4, and its
 token type, 0 where the tokenizer's models read none."""
 
 CHUNK_DOCUMENTS = 32
 """Documents that a thread encodes at a time."""
+
+TRAINING_CHARACTERS = 100_000_000
+"""A tokenizer is trained on about this much text: the merges it learns hardly change beyond."""
+
+LONG_RUNS = r"\S{256}|\s{256}"
+"""Longer runs without a space, or of nothing but spaces, are cut for training, whose time grows with their square."""
 
 Text = TypeVar("Text")
 Encoded = TypeVar("Encoded")
@@ -169,6 +172,36 @@ def in_threads(
     chunks = [texts[i : i + CHUNK_DOCUMENTS] for i in range(0, len(texts), CHUNK_DOCUMENTS)]
     with no_tokenizers_parallelism(), ThreadPoolExecutor(threads or cores()) as pool:
         return [ids for part in pool.map(encode, chunks) for ids in part]
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str]) -> Any:
+    """A byte-level BPE `tokenizers.Tokenizer` of at most `vocab_size` tokens, the special ones first."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    cut = pre_tokenizers.Split(Regex(LONG_RUNS), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=specials, show_progress=False,
+                                  initial_alphabet=byte_level.alphabet())
+    with no_tokenizers_parallelism():
+        backend.train_from_iterator(_enough(texts), trainer)
+    backend.pre_tokenizer = byte_level
+    end = (END, backend.token_to_id(END))
+    backend.post_processor = processors.TemplateProcessing(pair=f"$A {END} $B", special_tokens=[end])
+    return backend
+
+
+def _enough(texts: Iterable[str]) -> Iterator[str]:
+    """Texts until they sum to TRAINING_CHARACTERS."""
+    total = 0
+    for text in texts:
+        if total >= TRAINING_CHARACTERS:
+            return
+        total += len(text)
+        yield text
 
 
 def read_tokenizer_file(path: Path) -> Tokenizer:
