@@ -139,7 +139,7 @@ def _one(run: LadderRun, path: Path) -> Iterator[str | records.Table]:
            f"[{path.name}](../results/{path.name}).")
     if path.with_suffix(".png").exists():
         yield f"![{ladder.title}: time, memory and throughput](../results/{path.stem}.png)"
-    heads, rows = cells(results, ladder)
+    heads, rows = cells(results)
     yield heads, rows
     if said := [f"- {note}" for note in notes(results)]:
         yield "\n".join(said)

@@ -55,14 +55,14 @@ def test_the_front_is_what_none_beats():
     run = bert_large()
     ladder, shown = run.ladder, rung_results(run)
     # every rung is slower than the one before, and takes less: all are on the front, least memory first
-    assert [each.name for each in front(shown, ladder)] == [
+    assert [each.name for each in front(shown)] == [
         rung.name for rung in reversed(ladder.rungs[:-1]) if rung.name != REFUSED]
     most = {"peak_allocated": 1 << 30, "peak_reserved": 1 << 30}
     worse = [replace(each, measured=each.measured.model_copy(update=most)) if each.name == "+ checkpointing" else each
              for each in shown]
-    assert "+ checkpointing" not in [each.name for each in front(worse, ladder)]
+    assert "+ checkpointing" not in [each.name for each in front(worse)]
     equal = [replace(each, measured=shown[0].measured) for each in shown[:3] if each.runner == "tightfit"]
-    assert len(front(equal, ladder)) == 1
+    assert len(front(equal)) == 1
 
 
 def test_peers_ratios_are_ours_in_theirs():

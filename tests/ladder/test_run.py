@@ -108,7 +108,7 @@ def test_what_stays_noisy_is_marked_and_its_factor_too(go: Go) -> None:
     assert not first.is_noise
     assert second.is_noise
     assert any(text.startswith("noisy: half of its 12 timed steps took") for text in remarks(second))
-    _, rows = cells([first, second], few)
+    _, rows = cells([first, second])
     assert rows[1][4] == "1.00x~"
     assert "±" in rows[1][1]
 

@@ -13,7 +13,7 @@ from tightfit.ladder.table import cells, show
 
 
 def rows_of(run):
-    heads, rows = cells(rung_results(run), run.ladder)
+    heads, rows = cells(rung_results(run))
     return {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
 
 
@@ -44,7 +44,7 @@ def test_what_did_not_run_says_so():
 
 
 def test_columns_that_nothing_fills_are_left_out():
-    heads, rows = cells(rung_results(empty(ladders()["loading"], "reduced")), ladders()["loading"])
+    heads, rows = cells(rung_results(empty(ladders()["loading"], "reduced")))
     assert heads == ["rung", "s/step", "samples/s", "MiB", "speed", "memory"]
     assert all(len(row) == len(heads) for row in rows)
 
@@ -95,7 +95,7 @@ def test_a_rung_that_came_to_an_earlier_ones_recipe_says_so():
         run.rows.measured[:] = [measured(run, first, 0.2, 100), measured(run, second, 0.4, 100, **recipe)]
         results = rung_results(run)
         assert remarks(results[1]) == said
-        assert cells(results, run.ladder)[1][1][4] == speed
+        assert cells(results)[1][1][4] == speed
 
 
 def test_rungs_of_one_recipe_have_one_spread():
@@ -106,7 +106,7 @@ def test_rungs_of_one_recipe_have_one_spread():
     same = {"recipe": run.recipe(second).to_dict()}
     run.rows.measured[:] = [measured(run, first, 0.4, 100), measured(run, second, 0.2, 100, **same),
                             measured(run, third, 0.8, 100, **same)]
-    assert [row[4] for row in cells(rung_results(run), run.ladder)[1]] == ["", "2.00x~", "0.50x~"]
+    assert [row[4] for row in cells(rung_results(run))[1]] == ["", "2.00x~", "0.50x~"]
 
 
 def test_one_reason_for_both_sizes_is_said_once():

@@ -11,7 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tightfit.devices import MIB
-from tightfit.ladder.results import RungResult, figures_of, front, own, place, rung_results
+from tightfit.ladder.results import RungResult, figures_of, front, own, rung_results
 from tightfit.ladder.rows import OURS
 from tightfit.ladder.run import LadderRun
 from tightfit.ladder.rungs import Ladder, card_name
@@ -66,7 +66,7 @@ def draw(run: LadderRun) -> list[Chart]:
                        {who: [getattr(each, figure) for each in figures] for who, figures in series.items()}, figure,
                        texts[figure], ladder)
              for size, series in (("", here), ("full-", there)) for figure in UNITS]
-    return [*filter(None, found), *_throughput(results, ladder, numbers)]
+    return [*filter(None, found), *_throughput(results, numbers)]
 
 
 def _compared(name: str, rungs: Sequence[str], series: Series, figure: str, text: str, ladder: Ladder) -> Chart | None:
@@ -104,11 +104,11 @@ def _compared(name: str, rungs: Sequence[str], series: Series, figure: str, text
                  rows=list(zip(names, *columns, strict=True)))
 
 
-def _throughput(results: Sequence[RungResult], ladder: Ladder, numbers: dict[str, int]) -> list[Chart]:
+def _throughput(results: Sequence[RungResult], numbers: dict[str, int]) -> list[Chart]:
     """Samples a second against memory, a point for each result that ran, by its rung's number, and our own front; none
     where nothing ran."""
-    best = front(results, ladder)
-    ran = sorted((result for result in results if result.ran), key=lambda result: place(result, ladder))
+    best = front(results)
+    ran = sorted((each for each in results if each.ran), key=lambda each: (each.memory_bytes, each.samples_per_second))
     if not ran:
         return []
     # numbers stand on either side in turn, so that those of points near each other can be read
@@ -117,7 +117,7 @@ def _throughput(results: Sequence[RungResult], ladder: Ladder, numbers: dict[str
 
     def points(shown: list[RungResult], name: str, mode: str, **look: Any) -> None:
         made.add_scatter(
-            x=[place(result, ladder)[0] / MIB for result in shown], y=[place(result, ladder)[1] for result in shown],
+            x=[result.memory_bytes / MIB for result in shown], y=[result.samples_per_second for result in shown],
             name=name, mode=mode, text=[str(numbers[result.rung.name]) for result in shown],
             textposition=[sides[result.name] for result in shown],
             customdata=[label_of(result.name) for result in shown],
@@ -131,8 +131,8 @@ def _throughput(results: Sequence[RungResult], ladder: Ladder, numbers: dict[str
     points([result for result in ran if result.runner != OURS], "peers", "markers",
            marker={"size": 9, "symbol": "x-thin", "line": {"width": 2, "color": COLOURS["published"]}})
     made.update_layout(xaxis={"title": "Peak memory, MiB"}, yaxis={"title": "Samples a second"})
-    rows = [(f"{numbers[result.rung.name]}. {result.name}", f"{place(result, ladder)[1]:,.4g}",
-             f"{place(result, ladder)[0] / MIB:,.0f} MiB", "yes" if result in best else "")
+    rows = [(f"{numbers[result.rung.name]}. {result.name}", f"{result.samples_per_second:,.4g}",
+             f"{result.memory_bytes / MIB:,.0f} MiB", "yes" if result in best else "")
             for result in results if result.ran]
     named = "; ".join(f"{numbers[result.rung.name]}. {result.rung.name}" for result in best)
     text = (f"On the Pareto front, from the least memory to the most samples a second: {named}. None of the others is "

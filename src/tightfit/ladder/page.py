@@ -15,7 +15,6 @@ from tightfit.ladder.results import (
     Effect,
     RungResult,
     effects,
-    figures_of,
     front,
     heading,
     own,
@@ -31,16 +30,16 @@ from tightfit.page import render
 def page(run: LadderRun) -> str:
     """The page of what is known of a ladder so far."""
     results, ladder, charts = rung_results(run), run.ladder, draw(run)
-    heads, rows = cells(results, ladder)
-    ours, best = own(results), front(results, ladder)
+    heads, rows = cells(results)
+    ours, best = own(results), front(results)
     ratios = [(f"{spread.ratio}, {title_of(spread.peer)}", spread.rungs, *map(times, spread.values))
               for spread in spreads(results)]
     figures = [{"name": "rungs that ran", "text": f"{sum(result.ran for result in ours)} of {len(ours)}", "remark": ""}]
-    if best and (fastest := best[-1].measured) is not None:
-        least = (figures_of(best[0].measured, ladder).memory or 0) / MIB
+    if best:
+        least, fastest = best[0], best[-1]
         figures += [{"name": "fastest", "text": f"{fastest.samples_per_second:.4g} samples/s",
-                     "remark": best[-1].rung.name},
-                    {"name": "least memory", "text": f"{least:,.0f} MiB", "remark": best[0].rung.name}]
+                     "remark": fastest.rung.name},
+                    {"name": "least memory", "text": f"{least.memory_bytes / MIB:,.0f} MiB", "remark": least.rung.name}]
     sections = {"ladder": "Ladder", **{chart.name: chart.title for chart in charts},
                 "features": "What each technique gives", **({"peers": "Ours against peers'"} if ratios else {}),
                 "about": "About this ladder"}

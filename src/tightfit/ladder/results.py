@@ -32,6 +32,7 @@ class RungResult:
     rung of its recipe, and the baseline's.
     """
 
+    ladder: Ladder
     rung: Rung
     runner: str
     measured: Measured | None
@@ -51,6 +52,16 @@ class RungResult:
     def ran(self) -> bool:
         """Whether it has figures."""
         return self.measured is not None and bool(self.measured.seconds)
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes by the account of the published figures; 0 where it did not run."""
+        return figures_of(self.measured, self.ladder).memory or 0.0
+
+    @property
+    def samples_per_second(self) -> float:
+        """0 where it did not run."""
+        return self.measured.samples_per_second if self.measured else 0.0
 
     @property
     def speed(self) -> float | None:
@@ -86,13 +97,14 @@ def rung_results(run: LadderRun) -> list[RungResult]:
         ours, same = run.measured(rung, OURS), alike.get(rung.name, {})
         first, spread = next(iter(same), rung.name), _spread(same.values())
         found.append(RungResult(
-            rung=rung, runner=OURS, measured=ours, predicted=run.predicted(rung, run.machine.device, run.scale),
+            ladder=run.ladder, rung=rung, runner=OURS, measured=ours,
+            predicted=run.predicted(rung, run.machine.device, run.scale),
             full=None if run.gpu is None else run.predicted(rung, run.gpu, "full"),
             baseline=None if rung.against is None else run.measured(run.ladder.rung(rung.against), OURS),
             same_as="" if first == rung.name else first, spread=spread,
             baseline_spread=_spread(alike.get(rung.against or "", {}).values()),
         ))  # fmt: skip
-        found += [RungResult(rung=rung, runner=runner, measured=theirs, baseline=ours,
+        found += [RungResult(ladder=run.ladder, rung=rung, runner=runner, measured=theirs, baseline=ours,
                              other_work=other_work(ours, theirs), spread=_spread([theirs]), baseline_spread=spread)
                   for runner in run.runners if runner != OURS and (theirs := run.measured(rung, runner)) is not None]
     return found
@@ -191,18 +203,12 @@ def own(results: Iterable[RungResult]) -> list[RungResult]:
     return [result for result in results if result.runner == OURS]
 
 
-def place(result: RungResult, ladder: Ladder) -> tuple[float, float]:
-    """A result's bytes, and samples a second; 0 of each where it did not run."""
-    measured = result.measured
-    return figures_of(measured, ladder).memory or 0.0, measured.samples_per_second if measured else 0.0
-
-
-def front(results: Iterable[RungResult], ladder: Ladder) -> list[RungResult]:
+def front(results: Iterable[RungResult]) -> list[RungResult]:
     """The Pareto front of our results: none is faster without taking more memory. Least memory first."""
     found: list[RungResult] = []
     ran = [result for result in own(results) if result.ran]
-    for result in sorted(ran, key=lambda result: (place(result, ladder)[0], -place(result, ladder)[1])):
-        if not found or place(result, ladder)[1] > place(found[-1], ladder)[1]:
+    for result in sorted(ran, key=lambda result: (result.memory_bytes, -result.samples_per_second)):
+        if not found or result.samples_per_second > found[-1].samples_per_second:
             found.append(result)
     return found
 

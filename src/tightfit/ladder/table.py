@@ -11,9 +11,9 @@ from rich.text import Text
 from tightfit.devices import MIB
 from tightfit.display.tables import natural_width
 from tightfit.ladder.results import RungResult, figures_of, heading, remarks, rung_results, times
-from tightfit.ladder.rows import OURS, Measured
+from tightfit.ladder.rows import OURS
 from tightfit.ladder.run import LadderRun
-from tightfit.ladder.rungs import UNKNOWN, Figures, Ladder
+from tightfit.ladder.rungs import UNKNOWN, Figures
 
 MEASURED_COLUMNS = 6
 """Columns up to what was measured, the rung's name included; behind them stands what was predicted and published."""
@@ -23,10 +23,10 @@ NAME_WIDTH = 20
 
 def show(run: LadderRun, console: Console) -> None:
     """Print the ladder's table with its heading, and below it why rungs did not run."""
-    results, ladder = rung_results(run), run.ladder
+    results = rung_results(run)
     for sentence in heading(run):
         console.print(sentence, markup=False, highlight=False)
-    heads, rows = cells(results, ladder)
+    heads, rows = cells(results)
     whole = table(heads, rows, results)
     if natural_width(whole) <= console.width:
         console.print(whole)
@@ -66,11 +66,11 @@ def table(heads: list[str], rows: list[list[str]], results: list[RungResult]) ->
     return made
 
 
-def cells(results: list[RungResult], ladder: Ladder) -> tuple[list[str], list[list[str]]]:
+def cells(results: list[RungResult]) -> tuple[list[str], list[list[str]]]:
     """The table's headings and rows: a column stands where any result has something to say in it."""
     columns = {
-        "pred.": [figures_of(result.predicted, ladder) for result in results],
-        "full": [figures_of(result.full, ladder) for result in results],
+        "pred.": [figures_of(result.predicted, result.ladder) for result in results],
+        "full": [figures_of(result.full, result.ladder) for result in results],
         "publ.": [result.rung.published if result.runner == OURS else UNKNOWN for result in results],
     }
     columns = {name: column for name, column in columns.items() if any(map(any, column))}
@@ -78,22 +78,22 @@ def cells(results: list[RungResult], ladder: Ladder) -> tuple[list[str], list[li
              *(f"{name} {unit}" for name in columns for unit in ("s", "MiB"))]
     rows = []
     for at, result in enumerate(results):
-        row = [result.name, *_measured(result.measured, ladder), times(result.speed) + "~" * result.is_noise,
-               times(result.memory)]
+        row = [result.name, *_measured(result), times(result.speed) + "~" * result.is_noise, times(result.memory)]
         for name, column in columns.items():
             row += _figures(column[at], "" if name == "publ." else "-")
         rows.append(row)
     return heads, rows
 
 
-def _measured(row: Measured | None, ladder: Ladder) -> list[str]:
+def _measured(result: RungResult) -> list[str]:
+    row = result.measured
     if row is None:
         return ["-", "-", "-"]
     if row.status != "done":
         return [row.status, "", ""]
     low, high = row.quartiles
     spread = f" ±{50 * (high - low) / row.median_seconds:.0f}%" if low < high else ""
-    memory = _figures(figures_of(row, ladder), "-")[1]
+    memory = _figures(figures_of(row, result.ladder), "-")[1]
     return [f"{row.median_seconds:.4g}{spread}", f"{row.samples_per_second:.4g}", memory]
 
 
