@@ -6,19 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tightfit.doctor.card_checks import check_card, check_supply
+from tightfit.doctor import card_checks, host_checks, software_checks
 from tightfit.doctor.findings import Finding, FindingBuilder
-from tightfit.doctor.host_checks import check_container, check_disk, check_host, check_links
 from tightfit.doctor.readings import Readings
-from tightfit.doctor.software_checks import (
-    check_calibration,
-    check_cuda,
-    check_driver,
-    check_environment,
-    check_libraries,
-    check_presence,
-    check_torch,
-)
 
 Judge = Callable[[Any, FindingBuilder, Readings], Iterator[Finding]]
 
@@ -27,19 +17,19 @@ def checks(readings: Readings) -> list[Finding]:
     """All findings, heading by heading: cards first."""
     driver, software, host = readings.driver, readings.software, readings.host
     table: list[tuple[str, str, Any, Judge]] = [
-        ("GPU", "driver", driver, check_presence),
-        *((f"GPU {gpu.index}", f"gpus[{place}]", gpu, check_card) for place, gpu in enumerate(readings.gpus)),
-        ("power", "gpus[*]", readings.gpus, check_supply),
-        ("links", "links", readings.links, check_links),
-        ("driver", "driver", driver, check_driver),
-        ("PyTorch", "software", software, check_cuda),
-        ("PyTorch", "software", software, check_torch),
-        ("libraries", "software", software, check_libraries),
-        ("environment", "software", software, check_environment),
-        ("plans", "software", software, check_calibration),
-        ("host", "host", host, check_host),
-        ("disk", "disk", readings.disk, check_disk),
-        ("container", "host", host, check_container),
+        ("GPU", "driver", driver, software_checks.check_presence),
+        *((f"GPU {gpu.index}", f"gpus[{at}]", gpu, card_checks.check_card) for at, gpu in enumerate(readings.gpus)),
+        ("power", "gpus[*]", readings.gpus, card_checks.check_supply),
+        ("links", "links", readings.links, host_checks.check_links),
+        ("driver", "driver", driver, software_checks.check_driver),
+        ("PyTorch", "software", software, software_checks.check_cuda),
+        ("PyTorch", "software", software, software_checks.check_torch),
+        ("libraries", "software", software, software_checks.check_libraries),
+        ("environment", "software", software, software_checks.check_environment),
+        ("plans", "software", software, software_checks.check_calibration),
+        ("host", "host", host, host_checks.check_host),
+        ("disk", "disk", readings.disk, host_checks.check_disk),
+        ("container", "host", host, host_checks.check_container),
     ]
     return [_downgrade_unused_cards(finding, readings) for topic, place, part, judge in table if part is not None
             for finding in judge(part, FindingBuilder(topic, place, part), readings)]

@@ -24,14 +24,7 @@ from tightfit.backends.pytorch.techniques.attention.arguments import passes_argu
 from tightfit.data.samples import Samples
 from tightfit.devices import Device
 from tightfit.errors import MissingLibrary, Refused
-from tightfit.ladder.peers.plain import (
-    bare,
-    checkpoint_blocks,
-    loss_sum,
-    model_arguments,
-    named_kernel,
-    rounding_refused,
-)
+from tightfit.ladder.peers import plain
 from tightfit.recipe import Recipe
 from tightfit.recipe.hf_arguments.conversion import plain_arguments, uneven_batch
 from tightfit.techniques.compile import PerBlock
@@ -65,7 +58,7 @@ def run(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
         raise Refused("; ".join(reasons))
     meter = Meter(torch.device(device.kind), warm_up=warm_up, steps=steps, seed=recipe.seed)
     with (
-        memory_guard(lambda: "the Hugging Face Trainer"), named_kernel(recipe),
+        memory_guard(lambda: "the Hugging Face Trainer"), plain.named_kernel(recipe),
         patch_environment(accelerate_dynamo_use_regional_compilation=isinstance(recipe.compile, PerBlock)),
         tempfile.TemporaryDirectory(prefix="tightfit-trainer-") as folder,
     ):  # fmt: skip
@@ -77,7 +70,7 @@ def run(recipe: Recipe, device: Device, warm_up: int, steps: int) -> Timings:
 def _unsaid(recipe: Recipe, device: Device) -> list[str]:
     """Sentences on what no argument says."""
     assert recipe.precision != "auto"
-    reasons = [uneven_batch(recipe), rounding_refused(recipe, "the Trainer's")]
+    reasons = [uneven_batch(recipe), plain.rounding_refused(recipe, "the Trainer's")]
     if isinstance(recipe.precision, Fp16) and device.kind == "cpu":
         reasons.append("precision: fp16 has no effect in the Trainer on a processor; write precision=bf16")
     if isinstance(recipe.optimizer, AdamWAnyPrecision):
@@ -103,19 +96,19 @@ def _arguments(recipe: Recipe, device: Device) -> dict[str, Any]:
 
 
 def _train(recipe: Recipe, device: Device, meter: Meter, arguments: dict[str, Any]) -> None:
-    data, build = training_global_batches(recipe), bare(recipe, device)
+    data, build = training_global_batches(recipe), plain.bare(recipe, device)
     steps = [data.chosen(step) for step in range(meter.total)]
     model = build.model
     if not isinstance(model, transformers.PreTrainedModel) and arguments.pop("gradient_checkpointing", False):
         arguments.pop("gradient_checkpointing_kwargs", None)
-        checkpoint_blocks(build)
+        plain.checkpoint_blocks(build)
     shifts = recipe.task == "causal-lm" and _shifts_labels(model)
     # Many a model takes the mean over its micro-batch, whatever the step's other ones hold, and the Trainer adds those.
     alone = arguments["gradient_accumulation_steps"] == 1
     own = isinstance(model, transformers.PreTrainedModel) and (shifts or alone) and not recipe.label_smoothing_factor
 
     def mean_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
-        return loss_sum(logits_of(outputs), labels, recipe) / num_items_in_batch
+        return plain.loss_sum(logits_of(outputs), labels, recipe) / num_items_in_batch
 
     written = transformers.TrainingArguments(**arguments)
     written._n_gpu = 1  # with two cards it would split each micro-batch over both
@@ -170,7 +163,7 @@ def _collated(samples: Samples, weights: torch.dtype, shifted: bool, chosen: Seq
     numbers, epochs = zip(*chosen, strict=True)
     batch = tensor_batch(samples.batch(np.array(numbers), epochs[0]))
     labels = {"labels": batch.labels, **({"shift_labels": batch.labels} if shifted else {})}
-    return {**model_arguments(batch, weights), **labels}
+    return {**plain.model_arguments(batch, weights), **labels}
 
 
 def _adafactor(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]] | None:
