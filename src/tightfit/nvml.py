@@ -73,8 +73,8 @@ class Nvml:
 
     def driver(self) -> str | None:
         """The loaded driver's version, such as `580.65.06`."""
-        version = self.ask("nvmlSystemGetDriverVersion")
-        return version if isinstance(version, str) else None
+        version: str | None = self.ask("nvmlSystemGetDriverVersion")
+        return version
 
     def cards(self) -> list[Any]:
         """A handle for each card in the driver's order; `Lost` in the place of one that does not answer."""

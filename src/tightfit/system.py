@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -54,10 +54,9 @@ def interrupted_by_signals() -> Iterator[None]:
 
 def version_of(library: str) -> str | None:
     """The library's version; None where it is not installed, such as tightfit itself where a checkout runs."""
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def installed(libraries: Iterable[str]) -> dict[str, str]:
@@ -132,10 +131,9 @@ def _words(name: PurePosixPath) -> list[str]:
 
 def read_text(path: Path) -> str:
     """The text of one of the system's files; empty where it cannot be read."""
-    try:
+    with suppress(OSError):
         return path.read_text("utf-8", "replace")
-    except OSError:
-        return ""
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import re
 import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -194,10 +195,9 @@ class _Template:
 
     def _accepted(self, conversation: Conversation, *, prompt: bool = False) -> str | None:
         """The text of a conversation; None where the template refuses it."""
-        try:
+        with suppress(DataError):
             return self._written(conversation, prompt=prompt)[0]
-        except DataError:
-            return None
+        return None
 
     def _written(self, conversation: Conversation, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """The text of a conversation, and where the template's marks lie. prompt: with what begins the assistant's

@@ -152,8 +152,7 @@ def _with_arguments(call: Mapping[str, Any], kind: type, convert: Callable[[Any]
 
 def _as_mapping(text: str) -> Any:
     """Arguments in JSON text as a mapping, for templates would write the text in quotes; other text as it is."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return found if isinstance(found, Mapping) else text
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), Mapping):
+            return found
+    return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,10 +135,9 @@ def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
 
 def _text_of(path: Path) -> str | None:
     """A file's text, or None where it has none."""
-    try:
+    with suppress(DataError):
         return decode(path.read_bytes(), path)
-    except DataError:
-        return None
+    return None
 
 
 def _stdlib(wanted: Wanted) -> Corpus:

@@ -124,14 +124,14 @@ def ladder_of(recipe: Recipe, name: str) -> Ladder:
                       changes=dict.fromkeys(open_fields, "auto")))
     chosen = {field: getattr(recipe, field) for field in CHOICES if field not in open_fields}
     pinned = [f"{field}={getattr(value, 'name', value)}" for field, value in chosen.items()]
-    notes = (f"pinned in every rung: {', '.join(pinned)}",) if pinned else ()
+    notes = [f"pinned in every rung: {', '.join(pinned)}"] if pinned else []
     if absent:
-        notes = (*notes, f"no rungs, for backend: {recipe.backend.name} does not have them: "
-                 + "; ".join(rung.name for rung in absent))
+        notes.append(f"no rungs, for backend: {recipe.backend.name} does not have them: "
+                     + "; ".join(rung.name for rung in absent))
     if made:
-        notes = (*notes, "attention=sdpa where nothing else is said: attention that a module computes itself stays")
+        notes.append("attention=sdpa where nothing else is said: attention that a module computes itself stays")
     return Ladder(name=folder_name(name), title=f"{recipe.model}, {recipe.task}: plain, each technique alone, combined",
-                  base=base, rungs=tuple(rungs), notes=notes)
+                  base=base, rungs=tuple(rungs), notes=tuple(notes))
 
 
 def _alone(setting: Technique, recipe: Recipe) -> dict[str, Any]:
