@@ -50,8 +50,10 @@ def test_all_of_the_data_that_is_named_is_evaluated_by_the_runs_own_classes(tiny
         (folder, ()), (Path(folder) / "model", ("seq_len=16",)), (folder, ("eval_samples=10",)))]
     assert said[0] == said[1]
     assert "accuracy 100.0%" in said[0]  # though a class is missing, by which another would be number 0
-    assert "(30 samples)" in said[0]
-    assert "(10 samples)" in said[2]
+    assert "(30 samples, seq_len=16)" in said[0]
+    assert "(10 samples, seq_len=16)" in said[2]
+    assert "only what was trained can be evaluated" in run("evaluate", folder, "num_labels=4")[2]
+    assert "there is no such folder" in run("evaluate", f"{folder}-2", f"data={data / 'test.csv'}")[2]
 
 
 def test_what_was_not_trained_or_did_not_end_is_refused(tiny, data, run):

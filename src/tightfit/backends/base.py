@@ -27,6 +27,12 @@ TIMED_STEPS = 5
 """Plain steps that are timed before the one whose every op is followed; the one of median length counts."""
 
 
+class DrawnAtRandom(str):
+    """A note on weights that were to be read and are not stored. names: theirs, where others are."""
+
+    names: Sequence[str] = ()
+
+
 class ParameterCounts(NamedTuple):
     """Numbers of a model's parameters. active: those that a token meets. trained: those that are not frozen."""
 

@@ -20,6 +20,6 @@ def run_evaluate(words: Sequence[str], as_json: bool) -> None:
         values = {**found.metrics, "samples": found.samples, "labels": found.labels, "model": found.model}
         console.print_json(json.dumps(values))
         return
-    of = counted(found.samples, "sample")
-    tokens = "" if found.labels == found.samples else f", {found.labels:,} tokens that count"
-    console.print(f"{found.model}: {metrics_text(found.metrics)} ({of}{tokens})", markup=False, highlight=False)
+    tokens = "" if found.labels == found.samples else f"{found.labels:,} tokens that count"
+    of = ", ".join(filter(None, [counted(found.samples, "sample"), tokens, found.rows]))
+    console.print(f"{found.model}: {metrics_text(found.metrics)} ({of})", markup=False, highlight=False)

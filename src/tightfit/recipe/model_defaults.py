@@ -66,7 +66,8 @@ def with_task(values: dict[str, Any], module: Any = None) -> dict[str, Any]:
     data = values.get("data", {})
     fields = data if isinstance(data, Mapping) else {}
     if task is None or (module is None and TASKS[task].reads == "tokens"):
-        task = next((each for field, each in TASK_OF_FIELD.items() if field in fields), task)
+        written = {*fields, *(("label",) if values.get("num_labels") is not None else ())}  # a classifier's as well
+        task = next((each for field, each in TASK_OF_FIELD.items() if field in written), task)
     if task is None:
         return values
     values = {**values, "task": task}

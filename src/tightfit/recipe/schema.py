@@ -63,7 +63,8 @@ class Recipe(TechniqueFacts, BaseModel):
     """Run Python code that comes with a Hugging Face model."""
     task: Literal[tuple(TASKS)] = "causal-lm"  # type: ignore[valid-type]
     """causal-lm, masked-lm, sequence-classification, seq2seq or image-classification; where none is written, the one
-    that `data.label` (sequence-classification) or `data.target` (seq2seq) is for, or else the model, if it says so."""
+    that `data.label` or `num_labels` (sequence-classification) or `data.target` (seq2seq) is for, or else the model, if
+    it says so."""
     mode: Literal["train", "inference"] = "train"
     """Purpose of a plan: training, or generating from `batch_size` prompts of `seq_len` tokens. Only `train` trains."""
     inference: Annotated[Inference, BeforeValidator(

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tightfit.backends import backend_of
+from tightfit.backends.base import DrawnAtRandom
 from tightfit.data import evaluation_global_batches
+from tightfit.data.samples import Packed
 from tightfit.errors import RecipeError
 from tightfit.metrics import evaluation_metrics
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import name_and_overrides
 from tightfit.recipe.model_defaults import brings_weights
+from tightfit.tasks import TASKS
 from tightfit.training.listeners import Listener
 from tightfit.training.run_folder import MODEL, RECIPE
 from tightfit.training.session import open_session, recipe_for_machine, require_data
@@ -24,13 +27,15 @@ from tightfit.training.session import open_session, recipe_for_machine, require_
 class Evaluated:
     """Metrics of a model, by the names under which a run writes them down.
 
-    labels: how many count. samples: that were read. model: its folder or name.
+    labels: how many count. samples: that were read. model: its folder or name. rows: what the samples were cut to, and
+    whether they share rows, in words; empty for images.
     """
 
     metrics: dict[str, float]
     labels: int
     samples: int
     model: str
+    rows: str
 
 
 def evaluate(words: Sequence[str], listener: Listener) -> Evaluated:
@@ -45,6 +50,9 @@ def evaluate(words: Sequence[str], listener: Listener) -> Evaluated:
     if data.evaluation is None:
         raise RecipeError("data: nothing is held out; write data=<examples to evaluate on>")
     build = session.build()
+    if drawn := [note for note in build.notes if isinstance(note, DrawnAtRandom)]:
+        raise RecipeError(f"model: {drawn[0]}; only what was trained can be evaluated: leave num_labels and task as "
+                          "they were, or train it first")
     for note in build.notes:
         listener.message(f"note: {note}")
     with build.process_settings(), closing(session.backend.step(build)) as step:
@@ -52,7 +60,9 @@ def evaluate(words: Sequence[str], listener: Listener) -> Evaluated:
     if not found.loss.count:
         raise RecipeError("data: no label of these examples counts; write data=<examples with something to predict>")
     samples = min(len(data.evaluation), recipe.eval_samples or len(data.evaluation))
-    return Evaluated(evaluation_metrics(found), found.loss.count, samples, recipe.model)
+    rows = "" if TASKS[recipe.task].reads == "images" else f"seq_len={recipe.seq_len}"
+    rows += ", packed" * isinstance(data.evaluation, Packed)
+    return Evaluated(evaluation_metrics(found), found.loss.count, samples, recipe.model, rows)
 
 
 def _recipe(name: str, overrides: list[str]) -> Recipe:
@@ -60,6 +70,8 @@ def _recipe(name: str, overrides: list[str]) -> Recipe:
     whose data is all evaluated."""
     run, own = Path(name), ["eval_samples=null", "parallel=none", "compile=off"]  # which would take a minute
     of_run = (run / RECIPE).is_file()
+    if "/" in name and run.parent.is_dir() and not run.exists():
+        raise RecipeError(f"{name}: there is no such folder; name a finished run's, or a saved model's")
     if of_run:
         model = run / MODEL
         if not (model / "config.json").is_file():

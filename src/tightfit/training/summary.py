@@ -213,9 +213,11 @@ def beginning(recipe: Recipe, step: Step, data: Prepared, global_batches: int) -
     if counts.trained != counts.every:
         parts.append(f"{counts.trained:,} are trained ({percent(counts.trained / counts.every)})")
     of_which = f", of which {' and '.join(parts)}{weights and ','}" if parts else ""
-    held_out = "" if data.evaluation is None else f" and {len(data.evaluation):,} held out"
+    held_out, own = "" if data.evaluation is None else f" and {len(data.evaluation):,} held out", ""
+    if recipe.data.eval_source is not None:
+        held_out, own = "", f", {len(data.evaluation or ()):,} to evaluate on of {recipe.data.eval_source}"
     what = (f"{recipe.model}: {counts.every:,} parameters{of_which}{weights}; {len(data.train):,} training samples"
-            f"{held_out} of {recipe.data.source}, {global_batches:,} steps an epoch; "
+            f"{held_out} of {recipe.data.source}{own}, {global_batches:,} steps an epoch; "
             f"{counted(recipe.max_steps, 'step')} at learning_rate {recipe.learning_rate:g}")
     rows = "packed" if isinstance(data.train, Packed) else "padded"
     length = "" if get_task(recipe.task).reads == "images" else f"seq_len={recipe.seq_len} ({rows} rows) "

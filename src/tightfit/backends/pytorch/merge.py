@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from tightfit.backends.base import DrawnAtRandom
 from tightfit.backends.pytorch.apply import APPLY
 from tightfit.backends.pytorch.assembly import bare_build
-from tightfit.backends.pytorch.models import DrawnAtRandom, stored_source
+from tightfit.backends.pytorch.models import stored_source
 from tightfit.backends.pytorch.saved_model import save_model
 from tightfit.backends.pytorch.techniques.adapters.folder import BASE, load_adapter
 from tightfit.backends.pytorch.techniques.adapters.layers import dequantize, frozen_layers

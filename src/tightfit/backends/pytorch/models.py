@@ -6,7 +6,7 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from safetensors.torch import load_model as load_safetensors
 from torch import Tensor, nn
 from transformers.modeling_utils import local_torch_dtype
 
+from tightfit.backends.base import DrawnAtRandom
 from tightfit.backends.pytorch.errors import at_line, is_out_of_memory
 from tightfit.backends.pytorch.sharding import full_shape
 from tightfit.backends.pytorch.switches import turn_off
@@ -38,12 +39,6 @@ NUMBER = re.compile(r"\.\d+\.")
 SEES_BOTH_SIDES = frozenset({"xlnet", "xlm", "flaubert", "big_bird", "megatron-bert", "rembert", "roformer", "cpmant",
                              "prophetnet"})
 """Model types whose causal-lm class is not causal by itself, in transformers 5.17."""
-
-
-class DrawnAtRandom(str):
-    """A note on weights that were to be read and are not stored. names: theirs, where others are."""
-
-    names: Sequence[str] = ()
 
 
 class BuiltModel(NamedTuple):

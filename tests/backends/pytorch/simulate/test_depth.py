@@ -83,7 +83,7 @@ def test_what_one_trace_compiles_serves_the_deeper_one(monkeypatch):
     monkeypatch.setattr(compile_fx, "compile_fx", counted)
     asked, model = recipe("gpt2", compile="per-block"), tiny_model("gpt2", n_layer=10)
     prediction.predict(asked, GPU, model)
-    assert len(compiled) == 1  # a block in training, for both traces together
+    assert len(compiled) == 2  # a block and the loss in training, for both traces together
 
 
 def test_dropout_in_compiled_and_checkpointed_blocks_is_predicted_for_a_gpu():

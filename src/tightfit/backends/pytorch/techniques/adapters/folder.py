@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tightfit.backends.base import DrawnAtRandom
 from tightfit.backends.pytorch.build import Build
 from tightfit.backends.pytorch.checkpoints import write_tensors
-from tightfit.backends.pytorch.models import DrawnAtRandom, stored_source
+from tightfit.backends.pytorch.models import stored_source
 from tightfit.backends.pytorch.saved_model import name_classes, save_model
 from tightfit.backends.pytorch.switches import as_loaded
 from tightfit.backends.pytorch.techniques.adapters.layers import FACTORS, LINEAR, frozen_layers
