@@ -15,6 +15,7 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from tests.data.helpers import FACTS, recipe, texts, write_jsonl
+from tightfit.commands.export import run_export
 from tightfit.data import GlobalBatchLoader, Prepared, prepare
 from tightfit.data.chat import question
 from tightfit.data.samples import Packed
@@ -489,7 +490,13 @@ def test_a_trained_tokenizer_has_the_templates_markers_and_the_model_ends_its_tu
     end = saved.convert_tokens_to_ids("<|im_end|>")
     assert saved.tokenize("<|im_start|>user")[0] == "<|im_start|>"
     kept = json.loads((tmp_path / "run" / "model" / "generation_config.json").read_text())["eos_token_id"]
-    assert kept == [saved.convert_tokens_to_ids("<|endoftext|>"), end]
+    ends = [saved.convert_tokens_to_ids("<|endoftext|>"), end]
+    assert kept == ends
+    adapter = {**values, "trainable": "lora", "output_dir": str(tmp_path / "adapter")}
+    Trainer(recipe=adapter).train()
+    run_export(tmp_path / "adapter", merge=True, output=None)
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "adapter" / "merged" / name).read_text())["eos_token_id"] == ends
 
 
 def test_a_prompt_is_asked_by_the_user_of_a_conversation(tmp_path, tokenizer):

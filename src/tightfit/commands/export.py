@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tightfit.data.tokenizing import GENERATION, name_end
 from tightfit.errors import RecipeError, one_line
 from tightfit.files import replacing_folder
 from tightfit.training.run_folder import MODEL, RECIPE, RunFolder
@@ -15,7 +16,7 @@ from tightfit.training.summary import Summary
 
 MERGED = "merged"
 """The folder of a run in which the merged model lies, where no other is named."""
-NOT_COPIED = ("adapter_", "config.json", "model.safetensors")
+NOT_COPIED = ("adapter_", "config.json", "model.safetensors", GENERATION)
 """Beginnings of the names of files that a merged model has itself, or has no use for."""
 
 
@@ -61,6 +62,10 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
             for file in adapter.iterdir():  # the tokenizer's, and what else a model is read with
                 if file.is_file() and not file.name.startswith(NOT_COPIED):
                     shutil.copy(file, writing / file.name)
+            if (adapter / GENERATION).is_file():
+                ends = json.loads((adapter / GENERATION).read_text("utf-8"))["eos_token_id"]
+                first, *_, last = [*ends, *ends] if isinstance(ends, list) else [ends, ends]
+                name_end(writing, first, last)
     except (OSError, SafetensorError) as error:
         raise RecipeError(f"--output: {target} cannot be written: {one_line(error)}; write another folder") from None
     held = json.loads((target / "config.json").read_text("utf-8")).get("dtype")  # the run's, whatever the base's was

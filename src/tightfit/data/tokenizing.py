@@ -20,6 +20,8 @@ from tightfit.files import digest, system_errors, write_atomically
 from tightfit.system import cores
 from tightfit.tasks import Array
 
+GENERATION = "generation_config.json"
+"""The file of a model's folder that says how it generates."""
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"
 """Special tokens of the tokenizers trained here."""
 
@@ -218,7 +220,7 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
 def name_end(model: Path, end_id: int, turn_end: int | None) -> None:
     """Write into a saved model's configurations what ends a text, where they name nothing, and beside it what ends a
     turn of the conversations that it learned from: what generates with it stops there."""
-    for name in ("config.json", "generation_config.json"):
+    for name in ("config.json", GENERATION):
         try:
             values = json.loads((model / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):

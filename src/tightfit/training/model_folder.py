@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.data import Prepared
-from tightfit.data.tokenizing import name_end
+from tightfit.data.tokenizing import GENERATION, name_end
 from tightfit.errors import install_command
 from tightfit.models import OUR_TRANSFORMER
 from tightfit.recipe import Recipe
@@ -20,6 +20,8 @@ def finish_model(model: Path, recipe: Recipe, data: Prepared) -> None:
     if data.tokenizer is not None:
         data.tokenizer.save(model)
         if get_task(recipe.task).generates:
+            if not (model / "config.json").exists():  # of an adapter, whose merged model is to stop there
+                (model / GENERATION).write_text("{}", encoding="utf-8")
             name_end(model, data.tokenizer.end_id, data.turn_end)
     if data.image_processor is not None:
         written = json.dumps(data.image_processor, indent=2)
