@@ -22,7 +22,7 @@ def test_multiples_by_device_and_format(device, size, expected):
 def test_reads_dimensions_from_the_configuration():
     assert dimensions(Recipe(model="gpt2", seq_len=77)) == {
         "vocab_size": 50_257, "hidden_size": 768, "head_dim": 64, "seq_len": 77}
-    assert dimensions(Recipe(model="t5-small"))["intermediate_size"] == 2048
+    assert dimensions(Recipe(model="t5-small", task="seq2seq"))["intermediate_size"] == 2048
     padded = dimensions(Recipe(model="gpt2", pad_vocab_to=64, pad_sequence_to=8, seq_len=77))
     assert (padded["vocab_size"], padded["seq_len"]) == (50_304, 80)
     assert "vocab_size" not in dimensions(Recipe(model="vit-base", task="image-classification"))
