@@ -169,7 +169,7 @@ def held_out(record: Mapping[str, Any]) -> Iterator[str | Table]:
         yield (f"{figure}, of", *SPREAD[1:]), [_spread(name, row) for name, row in sums[figure].items()]
     yield "What is off by more than 20 %, and why:"
     yield ("figures", "what", "off by", "because"), sorted(
-        ((str(len(errors)), f"{figure} of {source}", f"{min(errors):+.0%} to {max(errors):+.0%}", why)
+        ((str(len(errors)), f"{figure} of {source}", _range(errors), why)
          for (figure, source, why), errors in _far(rows).items()), key=lambda line: -int(line[0]))
     yield "Each of them:"
     yield ("run", "grade", "card", "memory", "predicted", "off by", "speed off by"), [
@@ -179,6 +179,10 @@ def held_out(record: Mapping[str, Any]) -> Iterator[str | Table]:
            else ("", "", "")),
          f"{row['speed']['error']:+.1%}" if "speed" in row else "") for row in rows
     ]
+
+
+def _range(errors: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{error:+.0%}" for error in (min(errors), max(errors))))
 
 
 def _far(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[float]]:

@@ -63,9 +63,9 @@ def run_export(run: Path, merge: bool, output: Path | None) -> None:
                 if file.is_file() and not file.name.startswith(NOT_COPIED):
                     shutil.copy(file, writing / file.name)
             if (adapter / GENERATION).is_file():
-                ends = json.loads((adapter / GENERATION).read_text("utf-8"))["eos_token_id"]
-                first, *_, last = [*ends, *ends] if isinstance(ends, list) else [ends, ends]
-                name_end(writing, first, last)
+                ends = json.loads((adapter / GENERATION).read_text("utf-8")).get("eos_token_id", [])
+                for end in ends if isinstance(ends, list) else [ends]:
+                    name_end(writing, end, end)
     except (OSError, SafetensorError) as error:
         raise RecipeError(f"--output: {target} cannot be written: {one_line(error)}; write another folder") from None
     held = json.loads((target / "config.json").read_text("utf-8")).get("dtype")  # the run's, whatever the base's was

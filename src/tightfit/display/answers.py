@@ -93,7 +93,7 @@ def _said(*lines: tuple[str, str]) -> Lines:
 
 
 def _more_too_large(plan: Plan) -> Lines:
-    """What `--verbose` alone shows of what is too large, where nothing fits: all but the first."""
+    """Candidates that are too large and that `--verbose` alone shows, where nothing fits: all but the first."""
     return [] if plan.chosen is not None else [(Label.TOO_LARGE, text) for text in plan.answers.would_not_fit[1:]]
 
 

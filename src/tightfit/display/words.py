@@ -135,7 +135,7 @@ def marks(plan: Plan) -> str:
     if any(candidate.estimate.time.mfu for candidate in candidates):
         frozen = any(candidate.recipe.trainable.freezes for candidate in candidates)
         told = ", where N is the number of active parameters" * (plan.experts is not None)
-        told += ", 4 N of frozen weights" * frozen
+        told += ", 4 N for frozen weights" * frozen
         apart = f" of a document, {DOCUMENTS_A_ROW} a row" * bool(shared)
         found.append(f"MFU: 6 N FLOPs a token{told}, and attention over every pair of positions{apart}")
     if any(recipe.seq_len >= LONG_ROWS for recipe in shared):

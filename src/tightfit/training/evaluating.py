@@ -68,25 +68,33 @@ def evaluate(words: Sequence[str], listener: Listener) -> Evaluated:
 def _recipe(name: str, overrides: list[str]) -> Recipe:
     """The recipe to evaluate by, with no `auto` left: the run's, of the model that it wrote, or the one of that name,
     whose data is all evaluated."""
-    run, own = Path(name), ["eval_samples=null", "parallel=none", "compile=off"]  # which would take a minute
-    of_run = (run / RECIPE).is_file()
+    run = Path(name)
     if "/" in name and run.parent.is_dir() and not run.exists():
         raise RecipeError(f"{name}: there is no such folder; name a finished run's, or a saved model's")
-    if of_run:
-        model = run / MODEL
-        if not (model / "config.json").is_file():
-            raise RecipeError(f"{name}: " + (
-                f"{model} is an adapter alone; run: tightfit export {name} --merge, and evaluate {run / 'merged'} with "
-                "data=..." if (model / "adapter_config.json").is_file() else
-                f"no finished run, for it holds no {MODEL}/; go on with it by the command that began it"))
-        own += [f"model={model}", "model_overrides={}"]
+    of_run = (run / RECIPE).is_file()
+    own = ["eval_samples=null", "parallel=none", "compile=off", *(_model_of(run) if of_run else ())]
     recipe = recipe_for_machine(str(run / RECIPE) if of_run else name, overrides=[*own, *overrides])
     if not brings_weights(recipe.to_dict()):
         raise RecipeError(f"model: {recipe.model!r} has random weights; name a run's folder, a saved model's, or a "
                           "Hugging Face id")
     require_data(recipe)
-    data = recipe.data
-    if (not of_run or any(word.partition("=")[0] in ("data", "data.source") for word in overrides)) and not (
-            data.eval_source or data.eval_split or data.source == "dummy"):
-        recipe = recipe.model_copy(update={"data": data.model_copy(update={"eval_source": data.source})})
+    data, written = recipe.data, {word.partition("=")[0] for word in overrides}
+    if {"data", "data.source"} & written:
+        whole = not {"data.eval_source", "data.eval_split"} & written
+    else:
+        whole = not of_run and data.eval_source is None and data.eval_split is None
+    if whole and data.source != "dummy":
+        held_out = data.model_copy(update={"eval_source": data.source, "eval_split": None})
+        recipe = recipe.model_copy(update={"data": held_out})
     return resolve(recipe, backend_of(recipe).device(recipe))
+
+
+def _model_of(run: Path) -> tuple[str, str]:
+    """Overrides that name the model which a run wrote. Raises RecipeError where it wrote an adapter, or none yet."""
+    model = run / MODEL
+    if (model / "config.json").is_file():
+        return f"model={model}", "model_overrides={}"
+    if (model / "adapter_config.json").is_file():
+        raise RecipeError(f"{run}: {model} is an adapter alone; run: tightfit export {run} --merge, and evaluate "
+                          f"{run / 'merged'} with data=...")
+    raise RecipeError(f"{run}: no finished run, for it holds no {MODEL}/; go on with it by the command that began it")

@@ -85,19 +85,18 @@ class Loss:
     def check(self, build: Build, batch: TensorBatch) -> None:
         """Compare with the model's own logits, on its first micro-batch. Raises ModelError where they differ."""
 
-
     def compiled(self, compiler: Compiler) -> Loss:
         """The same loss, with what it makes of logits compiled: read in their own format, and no fp32 copy kept."""
         return _CompiledLoss(compiler)
 
 
 class _CompiledLoss(Loss):
+    """The loss of whole logits, compiled but for an evaluation's counts, which read the logits first."""
+
     def __init__(self, compiler: Compiler) -> None:
         self._plain, self._smoothed = compiler(_plain_sum), compiler(_smoothed_sum)
 
-    def total(
-        self, logits: Tensor, labels: Tensor, tally: Tally | None = None, smoothing: float = 0.0
-    ) -> Tensor:
+    def total(self, logits: Tensor, labels: Tensor, tally: Tally | None = None, smoothing: float = 0.0) -> Tensor:
         if tally is not None:
             tally(logits.flatten(0, -2), labels.flatten())
         made: Tensor = self._smoothed(logits, labels, smoothing) if smoothing else self._plain(logits, labels)
