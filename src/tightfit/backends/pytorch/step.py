@@ -186,9 +186,8 @@ class Step:
                 loss, count = torch.zeros((), dtype=torch.float64, device=build.torch_device), 0
                 tally = Tally(build.torch_device, classes=build.task.predicts == "class")
                 for global_batch in global_batches:
-                    made = global_batch
-                    if not isinstance(made, TensorGlobalBatch):
-                        made = tensor_global_batch(made)
+                    made = global_batch if isinstance(global_batch, TensorGlobalBatch) else tensor_global_batch(
+                        global_batch)
                     for host_batch in made.micro_batches:
                         batch = host_batch.to(build.torch_device)
                         if unchecked:  # by a step before
