@@ -22,10 +22,6 @@ APEX = ("apex's FusedLayerNorm, and bias and GELU in one kernel, move less memor
         "them: this source's 44 runs in 16 bits are predicted 10 % too slow at the median")
 LITGPT = ("LitGPT's own model is predicted as transformers': it repeats keys and values for every head that queries "
           "them, and keeps those and the rotated queries and keys once more")
-LOSS = ("cross-entropy lies inside the source's compiled graph, at 4 bytes a logit and its gradient; compile=whole "
-        "leaves it out, at 14. Compiled for trial, A100, H100, L40S, RTX 4090, 5090 and PRO 6000 are off by -11 to "
-        "+5 %, the B200 by +18 %, and memory by less than 0.6 % with the last micro-batch's logits, which the script's "
-        "loop keeps")
 LOSS_16 = "cross-entropy stays in bf16 there, at about 5 bytes a logit; a recipe's is in fp32, at 14"
 PADDED = ("rows are short texts padded to 8,192, whose mask keeps flash attention's kernels out, and deterministic "
           "algorithms are on: full fine-tuning takes 1.8 times as long as in fms-acceleration's table, where a model "
@@ -60,8 +56,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("lambda-(2080Ti|TitanRTX|V100)-", "memory", OF_2020),
     ("litgpt-(full|thunder)", "memory", LITGPT),
     ("gpt2grid-h100-nvl", "speed", "the source has it 10 % below its own H100 PCIe, whose data sheet says less"),
-    ("gpt2grid-|nanogpt-", "speed", LOSS),
-    ("gpt2grid-", "memory", LOSS),
+    ("gpt2grid-", "memory", "the script's loop keeps the last micro-batch's logits beside the next's"),
     ("raschka-gpt2-", "memory", LOSS_16),
     ("ult-.*8b", "memory", LOSS_16),
     ("ult-", "speed", PADDED),
