@@ -114,7 +114,7 @@ def test_compiled_code_is_measured_with_its_memory_and_gradients():
     found = measure(BACKEND, step, global_batches).trace
     compiled = [op for op in found.ops if op.name == COMPILED_CODE]
     assert {op.phase for op in compiled} == {Phase.FORWARD, Phase.BACKWARD}
-    assert len(compiled) == 2 * 2 * 2  # passes, micro-batches, blocks
+    assert len(compiled) == 2 * 2 * 3  # passes, micro-batches, two blocks and the loss
     backward = [span for span in found.spans if span.name == "backward"][-1]
     weights = found.by_category(0)[Category.WEIGHTS]
     trained = sum(p.untyped_storage().nbytes() for p in step.build.model.parameters() if p.requires_grad)
