@@ -28,6 +28,7 @@ from tightfit.recipe.hf_arguments.table import (
     REFUSED,
     SPELLED,
     arguments_of,
+    without_effect,
 )
 from tightfit.recipe.yaml_text import read_yaml, to_yaml
 
@@ -365,6 +366,11 @@ def test_older_names_mean_what_todays_do(old, today):
     assert Recipe.from_training_arguments(old) == Recipe.from_training_arguments(today)
 
 
-def test_older_names_are_refused_beside_todays():
-    with pytest.raises(RecipeError, match=r"neftune_noise_alpha: .*; train_sampling.*, or group_by_length=false$"):
-        Recipe.from_training_arguments({"group_by_length": True, "neftune_noise_alpha": 5})
+def test_what_one_process_does_not_read_is_kept_and_said_to_be_without_effect():
+    given = {"ddp_find_unused_parameters": False, "ddp_timeout": 7200, "group_by_length": True}
+    recipe = Recipe.from_training_arguments(given, attention="sdpa")
+    assert without_effect(recipe.hugging_face).endswith(
+        "without effect here: ddp_find_unused_parameters, ddp_timeout, train_sampling_strategy")
+    assert training_arguments(recipe)["ddp_find_unused_parameters"] is False
+    with pytest.raises(RecipeError, match="'sequential' keeps the data's order"):
+        Recipe.from_training_arguments({"train_sampling_strategy": "sequential"})

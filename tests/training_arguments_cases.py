@@ -80,7 +80,7 @@ OTHER = {
     "dataloader_prefetch_factor": 4,
     "dataloader_multiprocessing_context": "spawn",
     "label_names": ["labels"],
-    "train_sampling_strategy": "sequential",
+    "train_sampling_strategy": "group_by_length",
     "length_column_name": "size",
     "ddp_find_unused_parameters": True,
     "ddp_bucket_cap_mb": 25,

@@ -51,8 +51,8 @@ def train(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN_DIR|RECIPE", help="A finished run's folder, a saved model's, or a "
-                                       "recipe of a model that was trained before.")],
+    run: Annotated[str, typer.Argument(metavar="RUN_DIR|RECIPE", help="A run's folder, a checkpoint's in it, a saved "
+                                       "model's, or a recipe of a model that was trained before.")],
     overrides: Overrides = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure a trained model's loss, and accuracy, on examples of your own, or those that its run held out.

@@ -117,6 +117,23 @@ def own_eos_token(name: str) -> str | None:
         return None
 
 
+def read_saved_config(folder: Path) -> dict[str, Any]:
+    """The values of a saved model's configuration. Raises ModelError where they cannot be read."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"model: {str(path)!r} cannot be read as JSON: {one_line(error)}") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"model: {str(path)!r} should hold a JSON object")
+    return values
+
+
+def needs_own_code(saved: dict[str, Any]) -> bool:
+    """Whether a saved model's configuration names a class alone, which only its own code can build."""
+    return "class" in saved and "model_type" not in saved
+
+
 def read_config(recipe: Recipe) -> Any:
     """The configuration of the recipe's model, with the recipe's overrides, vocabulary, labels and task written in.
 
@@ -137,12 +154,12 @@ def read_config(recipe: Recipe) -> Any:
 
         config_class = getattr(transformers, bundled.config_class)
         return _make_config(config_class(**bundled.numbers), dict(bundled.numbers), changes, recipe)
-    saved = _read_json(Path(source.name) / "config.json") if source.kind == "folder" else {}
+    saved = read_saved_config(Path(source.name)) if source.kind == "folder" else {}
     if saved.get("model_type") == OUR_TRANSFORMER:
         del saved["model_type"]
         saved.pop("eos_token_id", None)  # which a run writes there for what generates
         return _our_config(saved, changes, recipe)
-    if source.kind == "folder" and "class" in saved and "model_type" not in saved:
+    if needs_own_code(saved):
         raise ModelError(f"model: {source.name!r} holds the weights of {saved['class']}, which only its own code can "
                          "build; write model: package.module:factory")
     return _stored_config(source.name, changes, recipe)
@@ -261,13 +278,3 @@ def _check_fields(owner: str, changes: Iterable[str], known: Iterable[str]) -> N
     for name in changes:
         if name not in names:
             raise ModelError(f"model_overrides.{name}: not a field of {owner}; {nearest(name, names)}")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"model: {str(path)!r} cannot be read as JSON: {one_line(error)}") from None
-    if not isinstance(values, dict):
-        raise ModelError(f"model: {str(path)!r} should hold a JSON object")
-    return values

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.own_models import Scores
+from tightfit.errors import CheckpointError
 from tightfit.training.trainer import Trainer
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs home again\n"
@@ -59,10 +61,65 @@ def test_all_of_the_data_that_is_named_is_evaluated_by_the_runs_own_classes(tiny
     assert "there is no such folder" in run("evaluate", f"{folder}-2", f"data={data / 'test.csv'}")[2]
 
 
-def test_what_was_not_trained_or_did_not_end_is_refused(tiny, data, run):
-    adapter = Path(Trainer(recipe={**tiny, "trainable": "lora"}).train().output_dir)
-    assert f"tightfit export {adapter} --merge" in run("evaluate", adapter)[2]
-    shutil.rmtree(adapter / "model")
-    assert "no finished run" in run("evaluate", adapter)[2]
+@pytest.mark.parametrize("fields", [
+    {"trainable": "lora"},
+    {"trainable": "lora", "base": "int8"},
+    {"model": "mine:built", "model_overrides": {}},
+])  # fmt: skip
+def test_what_is_no_whole_model_is_evaluated_by_its_checkpoints(tiny, data, run, tmp_path, monkeypatch, fields):
+    code = "from tests.own_models import Scores\n\n\ndef built():\n    return Scores(300)\n"
+    (tmp_path / "mine.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    (data / "notes.jsonl").write_text("".join(json.dumps({"text": f"{WORDS}{row}"}) + "\n" for row in range(60)))
+    recipe = {**tiny, "vocab_size": 300, **fields, "data": {"source": str(data / "notes.jsonl"), "packing": False},
+              "learning_rate": 1e-2, "eval_steps": 2, "save_steps": 2}
+    folder = Path(Trainer(recipe=recipe).train().output_dir)
+    written = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    by_step = {line["step"]: line["eval_loss"] for line in written if "eval_loss" in line}
+    for name, step in ((folder, 4), (folder / "checkpoints" / "step-00000002", 2)):
+        status, out, error = run("evaluate", name, "--json")
+        assert status == 0, error
+        assert json.loads(out)["eval_loss"] == pytest.approx(by_step[step], rel=1e-6)
+        assert f"evaluating step {step} of 4, by {folder}/checkpoints/step-0000000{step}" in error
+    (data / "other.jsonl").write_text((json.dumps({"text": "over the lazy dog"}) + "\n") * 6)
+    status, out, error = run("evaluate", folder, f"data.source={data / 'other.jsonl'}")
+    assert (status, "(6 samples" in out) == (0, True), (out, error)
+
+
+def test_a_run_that_did_not_end_is_evaluated_by_its_newest_checkpoint(tiny, data, run):
+    recipe = {**tiny, "vocab_size": 300, "data": str(data / "notes.txt"), "eval_steps": 2, "save_steps": 2}
+    folder = Path(Trainer(recipe=recipe).train().output_dir)
+    whole = json.loads(run("evaluate", folder, "--json")[1])
+    shutil.rmtree(folder / "model")
+    assert json.loads(run("evaluate", folder, "--json")[1])["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-6)
+    (folder / "checkpoints" / "step-00000004" / "weights.safetensors").write_bytes(b"")
+    status, out, error = run("evaluate", folder)
+    assert (status, "step-00000002:" in out) == (0, True), error
+    named = run("evaluate", folder / "checkpoints" / "step-00000004")
+    assert named[0] == 2
+    assert "not as it was written" in named[2]
+    (data / "notes.txt").write_text("other words that make another tokenizer\n" * 50)
+    assert "data: it is not what it was" in run("evaluate", folder)[2]
+
+
+def test_a_trainer_evaluates_a_module_as_it_is_and_a_named_model_as_its_run_has_it(tiny, data):
+    rows = [{"input_ids": [(row + token) % 50 for token in range(16)]} for row in range(40)]
+    recipe = {**tiny, "learning_rate": 1e-2}
+    for model, fields in ((None, {}), (Scores(128), {"model_overrides": {}}), (None, {"trainable": "lora"})):
+        name = {"output_dir": f"{tiny['output_dir']}-{len(fields)}{model is None}{'trainable' in fields}"}
+        trainer = Trainer(model, {**recipe, **fields, **name}, rows, rows[:8])
+        before, summary = trainer.evaluate(), trainer.train()
+        after = trainer.evaluate()
+        assert before["eval_loss"] > after["eval_loss"] == pytest.approx(summary.eval_loss, rel=1e-6)
+        assert trainer.evaluate(rows[8:])["eval_loss"] != after["eval_loss"]
+    shutil.rmtree(Path(summary.output_dir) / "checkpoints")
+    with pytest.raises(CheckpointError, match="the checkpoints of its run are gone"):
+        trainer.evaluate()
+
+
+def test_what_was_not_trained_is_refused(tiny, data, run):
+    folder = Path(Trainer(recipe={**tiny, "trainable": "lora"}).train().output_dir)
+    shutil.rmtree(folder / "checkpoints")
+    assert "neither a whole model in model/ nor a checkpoint" in run("evaluate", folder)[2]
     assert "random weights" in run("evaluate", "gpt2", f"data={data / 'notes.txt'}")[2]
     assert run("evaluate", data / "nowhere")[0] == 2

@@ -152,6 +152,21 @@ def profiled_step(recipe: Recipe, first_step: int, source: GlobalBatchLoader) ->
     return at if at <= recipe.max_steps else None
 
 
+def profile_of_run(
+    session: Session, folder: Path, first_step: int, source: GlobalBatchLoader, listener: Listener
+) -> RunProfile | None:
+    """The profile of the step that `profile_step` names, in a run that goes on behind `first_step`; None where no such
+    step is still to come."""
+    recipe = session.recipe
+    at = profiled_step(recipe, first_step, source)
+    if at is not None:
+        return RunProfile(at, session, folder, listener)
+    if recipe.profile_step is not None and recipe.profile_step > first_step:
+        listener.message(f"profile_step: no step from {recipe.profile_step} on comes before max_steps "
+                         f"{recipe.max_steps} that has warmed up; none is profiled")
+    return None
+
+
 class RunProfile:
     """Profiles step `at`, and by the clock times those before it.
 

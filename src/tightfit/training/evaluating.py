@@ -6,21 +6,33 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tightfit.backends import backend_of
 from tightfit.backends.base import DrawnAtRandom
-from tightfit.data import evaluation_global_batches
+from tightfit.data import GlobalBatchLoader, Prepared, evaluation_global_batches
 from tightfit.data.samples import Packed
-from tightfit.errors import RecipeError
+from tightfit.errors import CheckpointError, RecipeError
 from tightfit.metrics import evaluation_metrics
+from tightfit.models import needs_own_code, read_saved_config
 from tightfit.planning.defaults import resolve
 from tightfit.recipe import Recipe
 from tightfit.recipe.lookup import name_and_overrides
 from tightfit.recipe.model_defaults import brings_weights
+from tightfit.recipe.sections import GIVEN_ROWS
 from tightfit.tasks import TASKS
+from tightfit.training import checkpoints
+from tightfit.training.checkpoints import Checkpoint
 from tightfit.training.listeners import Listener
-from tightfit.training.run_folder import MODEL, RECIPE
-from tightfit.training.session import open_session, recipe_for_machine, require_data
+from tightfit.training.run_folder import CHECKPOINTS, MODEL, RECIPE, RunFolder
+from tightfit.training.session import Session, open_session, recipe_for_machine, require_data
+from tightfit.training.summary import Summary
+
+if TYPE_CHECKING:
+    from tightfit.data.rows import Rows
+
+PLAIN = ["eval_samples=null", "parallel=none", "compile=off"]
+"""Overrides of a run's recipe: all examples, by one process, and no compilation for a single pass."""
 
 
 @dataclass(frozen=True)
@@ -39,62 +51,146 @@ class Evaluated:
 
 
 def evaluate(words: Sequence[str], listener: Listener) -> Evaluated:
-    """Evaluate the model of a finished run, by that run's recipe, or that of another recipe.
+    """Evaluate the model of a run, by that run's recipe, or that of another recipe.
 
-    words: a run's folder or a recipe's name, and `key=value` overrides. All examples are read: those that a word names
-    as `data` or as `data.eval_source`, else those that the run held out. Raises the errors of `tightfit.errors`.
+    words: the folder of a run, or of one of its checkpoints, or a recipe's name, and `key=value` overrides. A finished
+    run's model is its `model/`, and where that is not whole, or the run has not finished, its newest checkpoint. All
+    examples are read: those that a word names as `data` or as `data.eval_source`, else those that the run held out.
+    Raises the errors of `tightfit.errors`.
     """
-    recipe = _recipe(*name_and_overrides(words))
-    session = open_session(recipe, listener.message, resumed=True)
-    data = session.prepare(progress=listener.preparing)
-    if data.evaluation is None:
-        raise RecipeError("data: nothing is held out; write data=<examples to evaluate on>")
-    build = session.build()
-    if drawn := [note for note in build.notes if isinstance(note, DrawnAtRandom)]:
-        raise RecipeError(f"model: {drawn[0]}; only what was trained can be evaluated: leave num_labels and task as "
-                          "they were, or train it first")
-    for note in build.notes:
-        listener.message(f"note: {note}")
-    with build.process_settings(), closing(session.backend.step(build)) as step:
-        found = step.evaluate(evaluation_global_batches(data.evaluation, recipe))
-    if not found.loss.count:
-        raise RecipeError("data: no label of these examples counts; write data=<examples with something to predict>")
-    samples = min(len(data.evaluation), recipe.eval_samples or len(data.evaluation))
-    rows = "" if TASKS[recipe.task].reads == "images" else f"seq_len={recipe.seq_len}"
-    rows += ", packed" * isinstance(data.evaluation, Packed)
-    return Evaluated(evaluation_metrics(found), found.loss.count, samples, recipe.model, rows)
+    name, overrides = name_and_overrides(words)
+    path = Path(name)
+    if "/" in name and path.parent.is_dir() and not path.exists():
+        raise RecipeError(f"{name}: there is no such folder; name a run's, or a saved model's")
+    named = (path / checkpoints.MANIFEST).is_file()
+    run = path.resolve().parent.parent if named else path
+    if not (run / RECIPE).is_file():
+        if named:
+            raise RecipeError(f"{name}: a checkpoint is read by its run's {RECIPE}, and {run} holds none; name one in "
+                              f"a run's {CHECKPOINTS}/")
+        return _of_whole_model(name, overrides, listener)
+    if not named and _is_whole(run / MODEL):
+        return _of_whole_model(str(run / RECIPE), [f"model={run / MODEL}", "model_overrides={}", *overrides], listener,
+                               run)
+    return _of_checkpoint(RunFolder(run), checkpoints.read(path) if named else None, overrides, listener)
 
 
-def _recipe(name: str, overrides: list[str]) -> Recipe:
-    """The recipe to evaluate by, with no `auto` left: the run's, of the model that it wrote, or the one of that name,
-    whose data is all evaluated."""
-    run = Path(name)
-    if "/" in name and run.parent.is_dir() and not run.exists():
-        raise RecipeError(f"{name}: there is no such folder; name a finished run's, or a saved model's")
-    of_run = (run / RECIPE).is_file()
-    own = ["eval_samples=null", "parallel=none", "compile=off", *(_model_of(run) if of_run else ())]
-    recipe = recipe_for_machine(str(run / RECIPE) if of_run else name, overrides=[*own, *overrides])
+def evaluate_in_python(
+    recipe: Recipe, folder: RunFolder, module: object, dataset: Rows | None, eval_dataset: Rows | None,
+    listener: Listener,
+) -> Evaluated:  # fmt: skip
+    """Evaluate a module of the caller's own as it is, but for adapters beside it, which a run alone holds; where it is
+    None, the recipe's model as the run in a folder has it, or as it begins where there is no such run. The rows are
+    those of `Session.prepare`."""
+    found = _newest(folder) if module is None or recipe.trainable.adapts else None
+    if found is None and module is None and (model := folder.path / MODEL).is_dir():
+        if not _is_whole(model):
+            raise CheckpointError(f"{folder.path}: the checkpoints of its run are gone, and {model} is not a whole "
+                                  "model; run it again with another output_dir")
+        recipe = recipe.model_copy(update={"model": str(model), "model_overrides": {}})
+    session = _session(recipe, listener, module)
+    return _evaluated(session, session.prepare(dataset, listener.preparing, eval_dataset), listener, found)
+
+
+def _of_whole_model(name: str, overrides: list[str], listener: Listener, run: Path | None = None) -> Evaluated:
+    """Evaluate a model that a recipe can name; without a `run` that it is of, on all of the recipe's data."""
+    recipe = recipe_for_machine(name, overrides=[*PLAIN, *overrides])
     if not brings_weights(recipe.to_dict()):
         raise RecipeError(f"model: {recipe.model!r} has random weights; name a run's folder, a saved model's, or a "
                           "Hugging Face id")
     require_data(recipe)
-    data, written = recipe.data, {word.partition("=")[0] for word in overrides}
+    data, written = recipe.data, _fields(overrides)
     if {"data", "data.source"} & written:
         whole = not {"data.eval_source", "data.eval_split"} & written
     else:
-        whole = not of_run and data.eval_source is None and data.eval_split is None
+        whole = run is None and data.eval_source is None and data.eval_split is None
     if whole and data.source != "dummy":
-        held_out = data.model_copy(update={"eval_source": data.source, "eval_split": None})
-        recipe = recipe.model_copy(update={"data": held_out})
-    return resolve(recipe, backend_of(recipe).device(recipe))
+        recipe = _evaluated_on(recipe, data.source, data.source)
+    session = _session(recipe, listener)
+    return _evaluated(session, session.prepare(progress=listener.preparing), listener)
 
 
-def _model_of(run: Path) -> tuple[str, str]:
-    """Overrides that name the model which a run wrote. Raises RecipeError where it wrote an adapter, or none yet."""
-    model = run / MODEL
-    if (model / "config.json").is_file():
-        return f"model={model}", "model_overrides={}"
-    if (model / "adapter_config.json").is_file():
-        raise RecipeError(f"{run}: {model} is an adapter alone; run: tightfit export {run} --merge, and evaluate "
-                          f"{run / 'merged'} with data=...")
-    raise RecipeError(f"{run}: no finished run, for it holds no {MODEL}/; go on with it by the command that began it")
+def _of_checkpoint(folder: RunFolder, found: Checkpoint | None, overrides: list[str], listener: Listener) -> Evaluated:
+    """Evaluate a run's model as a checkpoint has it; None stands for the newest one. What the run makes of its training
+    data, such as a tokenizer, it is evaluated with."""
+    found = found or _newest(folder)
+    if found is None:
+        raise RecipeError(f"{folder.path}: it holds neither a whole model in {MODEL}/ nor a checkpoint in "
+                          f"{CHECKPOINTS}/; go on with that run by the command that began it")
+    own = [f"tokenizer={model}"] if any((model := folder.path / MODEL).glob("tokenizer*")) else []
+    recipe = recipe_for_machine(str(folder.path / RECIPE), overrides=[*PLAIN, *own, *overrides])
+    began = folder.saved_recipe()
+    assert began is not None
+    if {"data", "data.source"} & _fields(overrides):
+        given = began.data.source == GIVEN_ROWS
+        recipe = _evaluated_on(recipe, recipe.data.source if given else began.data.source, recipe.data.source)
+    listener.message(f"evaluating step {found.step} of {began.max_steps}, by {found.folder}")
+    session = _session(recipe, listener)
+    data = session.prepare(progress=listener.preparing)
+    if not own:
+        checkpoints.require_continuing(found, recipe, GlobalBatchLoader(data.train, recipe))
+    return _evaluated(session, data, listener, found)
+
+
+def _newest(folder: RunFolder) -> Checkpoint | None:
+    """The checkpoint that a run's model is read from: the best of a finished run that ends with that, else the newest
+    whole one. Raises CheckpointError where none of them is whole."""
+    recipe, summary = folder.saved_recipe(), Summary.of(folder.path)
+    present = checkpoints.folders(folder.checkpoints)
+    if recipe is not None and recipe.load_best_model_at_end and summary is not None and summary.best_step is not None:
+        present.append(checkpoints.folder_of(folder.checkpoints, summary.best_step))
+    error = None
+    for place in reversed(present):
+        try:
+            return checkpoints.read(place)
+        except CheckpointError as broken:
+            error = error or broken
+    if error is not None:
+        raise error
+    return None
+
+
+def _is_whole(model: Path) -> bool:
+    """Whether a run's model is all that is needed to build it: no adapter, nor one that its own code alone builds."""
+    return (model / "config.json").is_file() and not needs_own_code(read_saved_config(model))
+
+
+def _evaluated_on(recipe: Recipe, source: str, examples: str) -> Recipe:
+    """The recipe with all of `examples` to evaluate on, whose training data is `source`."""
+    data = {"source": source, "eval_source": examples, "eval_split": None}
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
+
+
+def _fields(overrides: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in overrides}
+
+
+def _session(recipe: Recipe, listener: Listener, module: object = None) -> Session:
+    plain = resolve(recipe, backend_of(recipe).device(recipe))
+    return open_session(plain, listener.message, module=module, resumed=True)
+
+
+def _evaluated(session: Session, data: Prepared, listener: Listener, found: Checkpoint | None = None) -> Evaluated:
+    """Metrics of a session's model, with a checkpoint's weights where one is given."""
+    recipe = session.recipe
+    if data.evaluation is None:
+        raise RecipeError("data: nothing is held out; write data=<examples to evaluate on>")
+    build = session.build()
+    drawn = [note for note in build.notes if isinstance(note, DrawnAtRandom)]
+    if drawn and found is None and session.module is None:
+        raise RecipeError(f"model: {drawn[0]}; only what was trained can be evaluated: leave num_labels and task as "
+                          "they were, or train it first")
+    for note in build.notes:
+        if found is None or note not in drawn:
+            listener.message(f"note: {note}")
+    with build.process_settings(), closing(session.backend.step(build)) as step:
+        if found is not None:
+            step.load(found.folder, found.meta)
+        result = step.evaluate(evaluation_global_batches(data.evaluation, recipe))
+    if not result.loss.count:
+        raise RecipeError("data: no label of these examples counts; write data=<examples with something to predict>")
+    samples = min(len(data.evaluation), recipe.eval_samples or len(data.evaluation))
+    rows = "" if TASKS[recipe.task].reads == "images" else f"seq_len={recipe.seq_len}"
+    rows += ", packed" * isinstance(data.evaluation, Packed)
+    model = recipe.model if found is None else str(found.folder)
+    return Evaluated(evaluation_metrics(result), result.loss.count, samples, model, rows)

@@ -37,8 +37,6 @@ from tightfit.training.summary import Summary, beginning, sample_text, summarize
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from tightfit.profiling.measure import RunProfile
-
 
 class Trainer:
     """Train a model by a recipe.
@@ -111,6 +109,18 @@ class Trainer:
                 except (OSError, SafetensorError) as error:
                     advice = limit_advice(error, checkpoints.ELSEWHERE)
                     raise CheckpointError(f"{folder.path}: {one_line(error)}{advice and f'; {advice}'}") from error
+
+    def evaluate(self, eval_dataset: Any = None) -> dict[str, float]:
+        """Metrics such as `eval_loss` on `eval_dataset`, by default on what is held out.
+
+        A module of your own is evaluated as it is, a named model as the run in its folder has it, or as it begins where
+        there is no run yet. Raises the errors of `tightfit.errors`.
+        """
+        from tightfit.training.evaluating import evaluate_in_python  # for this alone
+
+        rows = self.dataset, self.eval_dataset if eval_dataset is None else eval_dataset
+        with self.listener:
+            return evaluate_in_python(self.recipe, RunFolder(self.path), self.module, *rows, self.listener).metrics
 
     def _train_recovering(self, session: Session, folder: RunFolder, began: float, world: World) -> Summary:
         """`_train`, and on with a recipe that takes less memory where the recipe's own is too much for the device.
@@ -200,7 +210,11 @@ class Trainer:
             session = replace(session, recipe=recipe)
         found = world.broadcast_from_rank0(lambda: checkpoints.newest(folder.checkpoints, self.listener.message))
         first_step = found.step if found else 0
-        profile = self._profile(session, folder, first_step, source)
+        profile = None
+        if recipe.profile_step is not None:
+            from tightfit.profiling.measure import profile_of_run  # where a step is profiled
+
+            profile = profile_of_run(session, folder.path, first_step, source, self.listener)
         build = session.build()
         for note in (*unread(recipe, evaluation is not None), *data.notes, *build.notes):
             self.listener.message(f"note: {note}")
@@ -278,20 +292,3 @@ class Trainer:
         here = list[Prepared]()
         world.broadcast_from_rank0(lambda: here.append(prepared()))
         return here[0] if here else prepared()
-
-    def _profile(
-        self, session: Session, folder: RunFolder, first_step: int, source: GlobalBatchLoader
-    ) -> RunProfile | None:
-        """The profile of the step that the recipe names; None where it names none that is still to come."""
-        recipe = session.recipe
-        if recipe.profile_step is None:
-            return None
-        from tightfit.profiling.measure import RunProfile, profiled_step
-
-        at = profiled_step(recipe, first_step, source)
-        if at is not None:
-            return RunProfile(at, session, folder.path, self.listener)
-        if recipe.profile_step > first_step:
-            self.listener.message(f"profile_step: no step from {recipe.profile_step} on comes before max_steps "
-                                  f"{recipe.max_steps} that has warmed up; none is profiled")
-        return None

@@ -271,6 +271,8 @@ def _unsaid(a: Arguments) -> Iterator[str]:
     for name, (default, reason) in table.REFUSED.items():
         if a[name] != default:
             yield f"{name}: {'(hidden)' if name.endswith('_token') else repr(a[name])} {reason}"
+    if a["train_sampling_strategy"] == "sequential":
+        yield "train_sampling_strategy: 'sequential' keeps the data's order, and a recipe shuffles it; write 'random'"
     if a["report_to"] == ["all"]:
         yield "report_to: 'all' is what happens to be installed; name the trackers, such as tensorboard"
     if a["bf16"] and a["fp16"]:

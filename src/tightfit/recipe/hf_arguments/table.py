@@ -74,7 +74,7 @@ CARRIED: Mapping[str, Any] = {
     "logging_strategy": "steps", "include_num_input_tokens_seen": "no",
     "log_level": "passive", "log_level_replica": "warning", "project": "huggingface", "eval_delay": 0,
     "per_device_eval_batch_size": 8, "include_for_metrics": [], "hub_strategy": "every_save",
-    "length_column_name": "length",
+    "length_column_name": "length", "train_sampling_strategy": "random", "ddp_timeout": 1800,
     **dict.fromkeys((
         "average_tokens_across_devices", "log_on_each_node", "logging_nan_inf_filter", "eval_do_concat_batches",
         "dataloader_in_order", "remove_unused_columns", "skip_memory_metrics",
@@ -89,7 +89,8 @@ CARRIED: Mapping[str, Any] = {
         "disable_tqdm", "run_name", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
         "eval_accumulation_steps", "hub_private_repo", "hub_model_id", "hub_revision", "data_seed",
         "dataloader_multiprocessing_context", "label_names",
-        "resume_from_checkpoint",
+        "resume_from_checkpoint", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers",
+        "ddp_static_graph",
     ), None),
 }  # fmt: skip
 """Defaults of the arguments that a recipe keeps in `hugging_face` and gives back unchanged."""
@@ -108,15 +109,8 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
         False, "changes the global batch where memory runs out; leave it out: recover=true halves micro-batches alone",
     ),
     "accelerator_config": (None, "changes how batches are split, sent or accumulated; leave it out"),
-    "train_sampling_strategy": (
-        "random", "orders the data otherwise than at random; write 'random', or group_by_length=false",
-    ),
-    "ddp_timeout": (1800, _PROCESSES),
     "local_rank": (-1, _PROCESSES),
-    **dict.fromkeys((
-        "parallelism_config", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers",
-        "ddp_static_graph", "ddp_backend", "fsdp", "fsdp_config",
-    ), (None, _PROCESSES)),
+    **dict.fromkeys(("parallelism_config", "ddp_backend", "fsdp", "fsdp_config"), (None, _PROCESSES)),
     "deepspeed": (None, "hands the step to DeepSpeed; leave it out, and write parallel=zero with its stage"),
     "debug": ("", "runs checks inside every step; leave it out"),
     "hub_token": (None, "would be written into the recipe's file; leave it out, and log in with: hf auth login"),
