@@ -45,13 +45,15 @@ def test_a_runs_model_has_the_metrics_of_its_run(tiny, data, run, fields, source
 
 
 def test_all_of_the_data_that_is_named_is_evaluated_by_the_runs_own_classes(tiny, data, run):
-    (data / "held.csv").write_text("text,label\n" + "\n".join(f"a bad thing {row},neg" for row in range(7)))
-    recipe = {**tiny, **CLASSES, "data": {"source": str(data / "classes.csv"), "eval_source": str(data / "held.csv")},
+    (data / "held.csv").write_text("text,mood\n" + "\n".join(f"a bad thing {row},neg" for row in range(7)))
+    (data / "moods.csv").write_text((data / "classes.csv").read_text().replace("text,label", "text,mood"))
+    recipe = {**tiny, **CLASSES, "data": {
+        "source": str(data / "moods.csv"), "eval_source": str(data / "held.csv"), "label": "mood"},
               "max_steps": 30, "learning_rate": 1e-2}
     folder = Trainer(recipe=recipe).train().output_dir
-    (data / "test.csv").write_text("text,label\n" + "\n".join(f"a good thing {row},pos" for row in range(30)))
+    (data / "test.csv").write_text("text,mood\n" + "\n".join(f"a good thing {row},pos" for row in range(30)))
     said = [run("evaluate", name, f"data={data / 'test.csv'}", *more)[1] for name, more in (
-        (folder, ()), (Path(folder) / "model", ("seq_len=16",)), (folder, ("eval_samples=10",)))]
+        (folder, ()), (Path(folder) / "model", ("seq_len=16", "data.label=mood")), (folder, ("eval_samples=10",)))]
     assert said[0] == said[1]  # and not what the run was evaluated on, as here:
     assert "(7 samples, seq_len=16)" in run("evaluate", folder)[1]
     assert "accuracy 100.0%" in said[0]  # though a class is missing, by which another would be number 0

@@ -59,6 +59,7 @@ def evaluate(words: Sequence[str], listener: Listener) -> Evaluated:
     Raises the errors of `tightfit.errors`.
     """
     name, overrides = name_and_overrides(words)
+    overrides = [each for word in overrides for each in _of_its_fields(word)]
     path = Path(name)
     if "/" in name and path.parent.is_dir() and not path.exists():
         raise RecipeError(f"{name}: there is no such folder; name a run's, or a saved model's")
@@ -159,6 +160,13 @@ def _evaluated_on(recipe: Recipe, source: str, examples: str) -> Recipe:
     """The recipe with all of `examples` to evaluate on, whose training data is `source`."""
     data = {"source": source, "eval_source": examples, "eval_split": None}
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
+
+
+def _of_its_fields(word: str) -> list[str]:
+    """An override that names other data by its source alone as one that keeps the names of the data's fields."""
+    field, _, source = word.partition("=")
+    short = field == "data" and not source.lstrip().startswith("{")
+    return [f"data.source={source}", "data.split=train", "data.config=null"] if short else [word]
 
 
 def _fields(overrides: list[str]) -> set[str]:
