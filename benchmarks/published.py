@@ -97,8 +97,8 @@ def compare(row: Row, found: Expressed, trace: Trace, held: Trace, tools: Tools)
     memory = predict_memory(steps_alone(held), found.recipe, found.device, tools)
     if found.memory and "memory_bytes" in row:
         bytes_of = {"allocated": memory.peak_allocated, "reserved": memory.peak_reserved}
-        result["memory"] = {"counted": found.memory,
-                            **_pair(row["memory_bytes"], bytes_of.get(found.memory, memory.used)),
+        own = bytes_of.get(found.memory, memory.used) + row.get("beside_bytes", 0)  # of what its script keeps as well
+        result["memory"] = {"counted": found.memory, **_pair(row["memory_bytes"], own),
                             "allocated": memory.peak_allocated, "reserved": memory.peak_reserved,
                             "context": memory.context}
     if found.fits:

@@ -56,7 +56,9 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("lambda-(2080Ti|TitanRTX|V100)-", "memory", OF_2020),
     ("litgpt-(full|thunder)", "memory", LITGPT),
     ("gpt2grid-h100-nvl", "speed", "the source has it 10 % below its own H100 PCIe, whose data sheet says less"),
-    ("gpt2grid-", "memory", "the script's loop keeps the last micro-batch's logits beside the next's"),
+    ("raschka-gpt2-(8|9|10)", "speed", "by its script the loss is not compiled, and evaluations run inside the "
+     "intervals that are timed"),
+    ("raschka-gpt2-(8|9|10)", "memory", "by its script the loss is not compiled"),
     ("raschka-gpt2-", "memory", LOSS_16),
     ("ult-.*8b", "memory", LOSS_16),
     ("ult-", "speed", PADDED),

@@ -162,7 +162,9 @@ def held_out(record: Mapping[str, Any]) -> Iterator[str | Table]:
            "that compile were predicted twice, for they showed two things that are mended: FlexAttention was not "
            "followed in compiled blocks (torchtune's speeds were 15 to 18 % too low with recomputed ones), and compile "
            "left the loss out, which the scripts of GPT-2 compile: on most cards 22 to 39 % too slow, 36 to 44 % too "
-           "large. Speed is inside its interval in "
+           "large. The script of gpt2grid keeps the last micro-batch's logits while the next is computed, as was "
+           "written down before predicting: those bytes (beside_bytes) are added to what a recipe takes. Speed is "
+           "inside its interval in "
            f"{sums['speeds_inside_their_interval']} of {timed}; whether a run fits is said rightly of "
            f"{sums['fits']['agree']} of {sums['fits']['rows']}. Every grade; by what a run's id begins with.")
     for figure in FIGURES:

@@ -256,3 +256,11 @@ def test_long_packed_rows_say_how_many_documents_their_time_is_of(fields, said):
     text = squeezed(plan_text(replace(fitting(), candidates=(choice,), chosen=choice), width=100))
     assert ("every pair of positions of a document, 4 a row" in text) is ("data" not in fields)
     assert ("tokens/s: of 4 documents a row; of one, which takes longer, with data.packing=false" in text) is said
+
+
+def test_more_than_the_peak_by_a_count_of_all_pairs_is_explained():
+    for mfu in (0.5, 1.2):
+        cost = estimate()
+        choice = candidate(replace(cost, time=replace(cost.time, mfu=mfu)))
+        text = squeezed(plan_text(replace(fitting(), candidates=(choice,), chosen=choice), width=100))
+        assert ("half of which causal kernels skip" in text) is (mfu > 1)

@@ -132,12 +132,14 @@ def marks(plan: Plan) -> str:
     found, candidates = [], plan.candidates
     shared = [c.recipe for c in candidates if c.recipe.mode == "train"
               and c.recipe.data.shares_rows(TASKS[c.recipe.task])]
-    if any(candidate.estimate.time.mfu for candidate in candidates):
+    most = max((candidate.estimate.time.mfu for candidate in candidates), default=0.0)
+    if most:
         frozen = any(candidate.recipe.trainable.freezes for candidate in candidates)
         told = ", where N is the number of active parameters" * (plan.experts is not None)
         told += ", 4 N for frozen weights" * frozen
         apart = f" of a document, {DOCUMENTS_A_ROW} a row" * bool(shared)
-        found.append(f"MFU: 6 N FLOPs a token{told}, and attention over every pair of positions{apart}")
+        skipped = ", half of which causal kernels skip" * (most > 1)
+        found.append(f"MFU: 6 N FLOPs a token{told}, and attention over every pair of positions{apart}{skipped}")
     if any(recipe.seq_len >= LONG_ROWS for recipe in shared):
         found.append(f"tokens/s: of {DOCUMENTS_A_ROW} documents a row; of one, which takes longer, with "
                      "data.packing=false")
