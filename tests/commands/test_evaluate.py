@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.own_models import Scores
-from tightfit.errors import CheckpointError
+from tightfit.errors import CheckpointError, RecipeError
 from tightfit.training.trainer import Trainer
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs home again\n"
@@ -114,6 +114,8 @@ def test_a_trainer_evaluates_a_module_as_it_is_and_a_named_model_as_its_run_has_
         after = trainer.evaluate()
         assert before["eval_loss"] > after["eval_loss"] == pytest.approx(summary.eval_loss, rel=1e-6)
         assert trainer.evaluate(rows[8:])["eval_loss"] != after["eval_loss"]
+    with pytest.raises(RecipeError, match="eval_dataset: nothing of the rows is held out"):
+        Trainer(Scores(128), {**recipe, "model_overrides": {}, "data": {"eval_fraction": 0}}, rows).evaluate()
     shutil.rmtree(Path(summary.output_dir) / "checkpoints")
     with pytest.raises(CheckpointError, match="the checkpoints of its run are gone"):
         trainer.evaluate()

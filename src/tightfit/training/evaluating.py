@@ -182,7 +182,9 @@ def _evaluated(session: Session, data: Prepared, listener: Listener, found: Chec
     """Metrics of a session's model, with a checkpoint's weights where one is given."""
     recipe = session.recipe
     if data.evaluation is None:
-        raise RecipeError("data: nothing is held out; write data=<examples to evaluate on>")
+        raise RecipeError("eval_dataset: nothing of the rows is held out; give rows to evaluate on, or write "
+                          "data.eval_fraction=0.05" if recipe.data.source == GIVEN_ROWS else
+                          "data: nothing is held out; write data=<examples to evaluate on>")
     build = session.build()
     drawn = [note for note in build.notes if isinstance(note, DrawnAtRandom)]
     if drawn and found is None and session.module is None:
