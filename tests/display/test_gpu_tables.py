@@ -84,6 +84,32 @@ def test_host_memory_that_a_choice_takes_has_a_column_and_is_said_to_be_assumed(
     assert "host" not in text_of([row("Two", fitting())])
 
 
+def faster(plan, factor, error):
+    """A plan whose speed is `factor` times as high, and off by at most `error`."""
+    cost = plan.chosen.estimate
+    time = replace(cost.time, step_seconds=cost.time.step_seconds / factor, error=error,
+                   tokens_per_second=factor * cost.time.tokens_per_second)
+    choice = replace(plan.chosen, estimate=replace(cost, time=time))
+    return replace(plan, candidates=(choice,), chosen=choice)
+
+
+def test_the_best_is_named_and_what_predictions_cannot_tell_from_it():
+    plan = fitting()
+    rows = [row("One", faster(plan, 2, 0.2)), row("Two", faster(plan, 1.6, 0.2)), row("Three", faster(plan, 1, 0.1)),
+            row("Full", nothing_fits())]
+    text = text_of(rows, width=120)
+    assert "fastest: One, 20.0k ± 4.0k tokens/s; too close to tell by predictions: Two\n" in text
+    assert "fastest: One, 20.0k ± 2.0k tokens/s\n" in text_of([row("One", faster(plan, 2, 0.1)), *rows[2:]], width=120)
+    assert "fastest" not in text_of([rows[0], rows[3]])  # of which one alone fits
+    priced = [replace(each, price=price) for each, price in zip(rows, (2.0, 2.0, 9.0, 1.0), strict=True)]
+    assert "most per price: One, 20.0k" in text_of(priced, width=120)
+    assert "cheapest: One, for 20.00 (16.67 to 25.00); too close" in text_of(priced, width=120, tokens=720_000_000)
+    host = row("Host", faster(streamed(), 2, 0.1))
+    assert re.search(r"fastest: Host, .* with 48.0 GiB of its machine's memory\n", text_of([host, rows[2]], width=120))
+    found = Comparison(asked=plan.asked, rows=tuple(rows)).to_json()
+    assert (found["best"], found["close"]) == ("One", ["Two"])
+
+
 def test_what_does_not_fit_and_what_refuses_is_said():
     plan = fitting()
     text = text_of([row("Full", nothing_fits()), GpuRow(device=plan.device, refused="precision: no bf16 here")])

@@ -41,6 +41,8 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     names = chain(ascii_lowercase, map("".join, product(ascii_lowercase, repeat=2)))  # a to z, then aa to zz
     letters = dict(zip(written, names, strict=False))
     console.print(Text(f"{asked.model}: {work(asked)}", style="bold"))
+    if answer := _best(comparison):
+        console.print(Text(answer))
     runs = [row.whole_run(comparison.tokens) for row in planned]
     unit_of_runs, hours = unit_of(min((run.hours for run in runs if run), default=1.5))
     prices = ["" if row.per_price is None or any(runs) else figure(row.per_price) for row in planned]
@@ -72,6 +74,24 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     for remark in (*_refusals(rows), *(f"not read: {text}" for text in unread),
                    *(text for text, applies in said if applies)):
         console.print(Text(remark))
+
+
+def _best(comparison: Comparison) -> str:
+    """A line on the best GPU of several, and on those that may be as good; empty where the recipe fits one or none."""
+    best, close = comparison.best, [row.device.name for row in comparison.close]
+    if best is None or best.chosen is None or sum(row.chosen is not None for row in comparison.rows) < 2:
+        return ""
+    run = best.whole_run(comparison.tokens)
+    speed = f"{throughput(best.chosen.estimate.time)} {best.chosen.estimate.time.unit}"
+    if run is not None and run.cost is not None:
+        low, high = (figure(run.cost * end / run.hours, 2) for end in (run.low, run.high))
+        found = f"cheapest: {best.device.name}, for {figure(run.cost, 2)} ({low} to {high})"
+    else:
+        found = f"{'fastest' if best.price is None else 'most per price'}: {best.device.name}, {speed}"
+    if host := _host(best):
+        found += f", with {size(host)} of its machine's memory"
+    also = f"; too close to tell by predictions: {', '.join(close)}" if close else ""
+    return f"{found}{also}"
 
 
 def show_overview(overview: Overview, console: Console) -> None:

@@ -46,6 +46,16 @@ class GpuRow:
         """`speed` for one unit of the price; None without a price, or where nothing fits."""
         return None if self.price is None or self.chosen is None else self.speed / self.price
 
+    @property
+    def ranked_by(self) -> float:
+        """`per_price`, and `speed` without a price."""
+        return self.per_price or self.speed
+
+    @property
+    def unsure_by(self) -> float:
+        """The most by which `ranked_by` is off in nine predictions of ten, where that is known."""
+        return 0.0 if self.chosen is None else self.ranked_by * (self.chosen.estimate.time.error or 0.0)
+
     def to_json(self, tokens: int = 0) -> dict[str, Any]:
         """The plan's plain values, less all candidates but the best, and what is said of this GPU beside them."""
         device = {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
@@ -65,8 +75,26 @@ class Comparison:
     rows: tuple[GpuRow, ...]
     tokens: int = 0
 
+    @property
+    def best(self) -> GpuRow | None:
+        """The first one; None where the recipe fits none of them."""
+        return next((row for row in self.rows if row.chosen is not None), None)
+
+    @property
+    def close(self) -> tuple[GpuRow, ...]:
+        """Those behind the best one, of as mild numerics, that predictions cannot tell from it: whose errors, taken
+        together, are more than the difference."""
+        first = self.best
+        return () if first is None or first.chosen is None else tuple(
+            row for row in self.rows
+            if row is not first and row.chosen is not None and (row.price is None) == (first.price is None)
+            and row.chosen.numerics_change == first.chosen.numerics_change
+            and first.ranked_by - row.ranked_by < math.hypot(first.unsure_by, row.unsure_by))
+
     def to_json(self) -> dict[str, Any]:
-        return {"gpus": [row.to_json(self.tokens) for row in self.rows]}
+        best = None if self.best is None else self.best.device.name
+        return {"best": best, "close": [row.device.name for row in self.close],
+                "gpus": [row.to_json(self.tokens) for row in self.rows]}
 
     def priced(self, prices: Mapping[str, float]) -> Comparison:
         """The comparison at these prices by `Device.name`, and in the order that they make."""
@@ -128,6 +156,6 @@ def _tell(progress: Progress, number: int, count: int, name: str, done: int, mos
 
 def _place(row: GpuRow) -> tuple[int, tuple[int, int], float, float]:
     if row.chosen is not None:
-        return 0 if row.price is not None else 1, row.chosen.numerics_change, -(row.per_price or row.speed), 0.0
+        return 0 if row.price is not None else 1, row.chosen.numerics_change, -row.ranked_by, 0.0
     nearest = row.plan.candidates[0].estimate.missing if row.plan is not None and row.plan.candidates else math.inf
     return (2 if row.plan is not None else 3), (0, 0), nearest, row.device.memory_bytes
