@@ -298,6 +298,21 @@ def test_warns_of_misaligned_dimensions_with_the_gain_from_padding():
     assert found[0].sentence in plan.reasons
 
 
+@pytest.mark.parametrize(("faster", "packing", "said"), [(0.8, True, True), (0.99, True, False), (0.8, False, False)])
+def test_dropout_inside_attention_that_costs_packed_rows_a_mask_is_said(faster, packing, said):
+    tools = TOY.tools(MARGIN)
+
+    def step_time(trace, recipe, device):
+        timed = tools.step_time(trace, recipe, device)
+        return replace(timed, seconds=timed.seconds * faster) if "attn_pdrop" in recipe.model_overrides else timed
+
+    recipe = Recipe.from_dict({**PINS, "batch_size": 16, "vocab_size": 50_304, "data": {"packing": packing}})
+    plan = search(recipe, gpu(1 << 40), replace(tools, step_time=step_time))
+    assert bool(plan.answers.dropout) is said
+    if said:
+        assert "model_overrides.attn_pdrop=0, is predicted to make a step 20 % shorter" in plan.answers.dropout
+
+
 def test_on_the_processor_training_arguments_say_so():
     recipe = Recipe.from_dict({"batch_size": 4, "compile": "off", "loss": "plain"})
     plan = search(recipe, Device(kind="cpu", name="CPU", memory_bytes=1 << 34), TOY.tools())

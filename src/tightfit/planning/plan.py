@@ -132,6 +132,7 @@ class Label(StrEnum):
     OFFLOAD = "offload"
     ADAPTERS = "adapters"
     NOT_READ = "not read"
+    DROPOUT = "dropout"
     ALIGNMENT = "alignment"
 
 
@@ -148,10 +149,10 @@ class Answers:
     smallest_gpu: the smallest device of the catalogue on which the recipe as written fits; None where none is known.
     smallest_gpu_text: the same as a sentence.
     smallest_gpu_changed_text: the same of the choice, where it changes numerics; else empty.
-    open_fields: what leaving fields open would gain a recipe that pins them all; empty where that is nothing.
+    open_fields: the gain of leaving pinned fields open. dropout: that of training without it inside attention.
     scaling: speed on several GPUs; None on one.
     more_gpus: what dividing the model among GPUs takes; empty where one holds it whole.
-    offload: that `offload=none` is pinned where nothing fits; else empty. adapters: what they would take there.
+    offload: that `offload=none` is pinned where nothing fits. adapters: what they would take there.
     unread: what was written and has no effect: pins that generating has no use for, arguments of Hugging Face.
     misaligned: dimensions that leave tensor cores idle, with the gain from padding.
     """
@@ -170,6 +171,7 @@ class Answers:
     offload: str = ""
     adapters: str = ""
     unread: tuple[str, ...] = ()
+    dropout: str = ""
     misaligned: tuple[Misalignment, ...] = ()
 
     def lines(self) -> list[tuple[Label, str]]:
@@ -187,6 +189,7 @@ class Answers:
             (Label.OFFLOAD, self.offload),
             (Label.ADAPTERS, self.adapters),
             *((Label.NOT_READ, text) for text in self.unread),
+            (Label.DROPOUT, self.dropout),
             *((Label.ALIGNMENT, misaligned.sentence) for misaligned in self.misaligned),
         ]
         return [(label, text) for label, text in lines if text]

@@ -13,7 +13,7 @@ from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.explain import trade_off, why
 from tightfit.planning.search.exploration import Exploration
-from tightfit.planning.search.gains import gain_of_opening, misalignments
+from tightfit.planning.search.gains import gain_of_opening, misalignments, without_dropout
 from tightfit.planning.search.host_memory import enough_host_memory
 from tightfit.planning.search.more_gpus import more_gpus, scaling
 from tightfit.planning.search.smallest_gpu import smallest_gpu
@@ -61,6 +61,7 @@ def all_answers(
         open_fields=gain_of_opening(exploration, head) if trains and fits else "",
         adapters="" if fits else adapters(exploration),
         offload="" if fits else enough_host_memory(exploration),
+        dropout=without_dropout(exploration, head) if trains and fits else "",
         misaligned=misalignments(exploration, head) if trains and fits else (),
         scaling=scaling(exploration, head) if fits else None,
     )
