@@ -92,6 +92,10 @@ def test_a_run_that_did_not_end_is_evaluated_by_its_newest_checkpoint(tiny, data
     recipe = {**tiny, "vocab_size": 300, "data": str(data / "notes.txt"), "eval_steps": 2, "save_steps": 2}
     folder = Path(Trainer(recipe=recipe).train().output_dir)
     whole = json.loads(run("evaluate", folder, "--json")[1])
+    (folder / "checkpoints" / "step-00000006").mkdir()  # of a run that goes on, and has not saved it whole
+    assert run("evaluate", folder)[1].startswith(f"{folder}/checkpoints/step-00000004: ")
+    (folder / "checkpoints" / "step-00000006").rmdir()
+    assert run("evaluate", folder)[1].startswith(f"{folder}/model: ")
     shutil.rmtree(folder / "model")
     assert json.loads(run("evaluate", folder, "--json")[1])["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-6)
     (folder / "checkpoints" / "step-00000004" / "weights.safetensors").write_bytes(b"")

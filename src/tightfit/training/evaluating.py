@@ -70,7 +70,7 @@ def evaluate(words: Sequence[str], listener: Listener) -> Evaluated:
             raise RecipeError(f"{name}: a checkpoint is read by its run's {RECIPE}, and {run} holds none; name one in "
                               f"a run's {CHECKPOINTS}/")
         return _of_whole_model(name, overrides, listener)
-    if not named and _is_whole(run / MODEL):
+    if not named and _is_whole(run / MODEL) and not _went_on(RunFolder(run)):
         return _of_whole_model(str(run / RECIPE), [f"model={run / MODEL}", "model_overrides={}", *overrides], listener,
                                run)
     return _of_checkpoint(RunFolder(run), checkpoints.read(path) if named else None, overrides, listener)
@@ -154,6 +154,12 @@ def _newest(folder: RunFolder) -> Checkpoint | None:
 def _is_whole(model: Path) -> bool:
     """Whether a run's model is all that is needed to build it: no adapter, nor one that its own code alone builds."""
     return (model / "config.json").is_file() and not needs_own_code(read_saved_config(model))
+
+
+def _went_on(folder: RunFolder) -> bool:
+    """Whether a run took more steps after it wrote its model."""
+    summary = Summary.of(folder.path)
+    return summary is not None and any(step > summary.steps for step in checkpoints.steps(folder.checkpoints))
 
 
 def _evaluated_on(recipe: Recipe, source: str, examples: str) -> Recipe:
