@@ -96,8 +96,13 @@ def test_a_run_that_did_not_end_is_evaluated_by_its_newest_checkpoint(tiny, data
     assert run("evaluate", folder)[1].startswith(f"{folder}/checkpoints/step-00000004: ")
     (folder / "checkpoints" / "step-00000006").rmdir()
     assert run("evaluate", folder)[1].startswith(f"{folder}/model: ")
+    other = ("evaluate", folder, f"data={data / 'other.txt'}", "seq_len=8", "--json")
+    (data / "other.txt").write_text(WORDS * 9)
+    by_model = json.loads(run(*other)[1])
     shutil.rmtree(folder / "model")
     assert json.loads(run("evaluate", folder, "--json")[1])["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-6)
+    found = json.loads(run(*other)[1])  # with the tokenizer of all that was learned from, made again
+    assert (found["eval_loss"], found["labels"]) == (pytest.approx(by_model["eval_loss"], rel=1e-6), by_model["labels"])
     (folder / "checkpoints" / "step-00000004" / "weights.safetensors").write_bytes(b"")
     status, out, error = run("evaluate", folder)
     assert (status, "step-00000002:" in out) == (0, True), error

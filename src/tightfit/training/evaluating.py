@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from tightfit.backends import backend_of
@@ -118,19 +119,32 @@ def _of_checkpoint(folder: RunFolder, found: Checkpoint | None, overrides: list[
     if found is None:
         raise RecipeError(f"{folder.path}: it holds neither a whole model in {MODEL}/ nor a checkpoint in "
                           f"{CHECKPOINTS}/; go on with that run by the command that began it")
-    own = [f"tokenizer={model}"] if any((model := folder.path / MODEL).glob("tokenizer*")) else []
-    recipe = recipe_for_machine(str(folder.path / RECIPE), overrides=[*PLAIN, *own, *overrides])
     began = folder.saved_recipe()
     assert began is not None
-    if {"data", "data.source"} & _fields(overrides):
-        given = began.data.source == GIVEN_ROWS
-        recipe = _evaluated_on(recipe, recipe.data.source if given else began.data.source, recipe.data.source)
     listener.message(f"evaluating step {found.step} of {began.max_steps}, by {found.folder}")
-    session = _session(recipe, listener)
-    data = session.prepare(progress=listener.preparing)
-    if not own:
-        checkpoints.require_continuing(found, recipe, GlobalBatchLoader(data.train, recipe))
-    return _evaluated(session, data, listener, found)
+    with TemporaryDirectory() as made:
+        own = _own_tokenizer(folder, found, Path(made), listener)
+        recipe = recipe_for_machine(str(folder.path / RECIPE), overrides=[*PLAIN, *own, *overrides])
+        if {"data", "data.source"} & _fields(overrides):
+            given = recipe.data.source
+            recipe = _evaluated_on(recipe, given if began.data.source == GIVEN_ROWS else began.data.source, given)
+        session = _session(recipe, listener)
+        return _evaluated(session, session.prepare(progress=listener.preparing), listener, found)
+
+
+def _own_tokenizer(folder: RunFolder, found: Checkpoint, made: Path, listener: Listener) -> list[str]:
+    """The override that names a run's own tokenizer: the one beside its model, or where none is there the one made
+    again of its data, into the folder `made`. Raises CheckpointError where that data is not what it was."""
+    model = folder.path / MODEL
+    if any(model.glob("tokenizer*")):
+        return [f"tokenizer={model}"]
+    recipe = recipe_for_machine(str(folder.path / RECIPE), overrides=PLAIN)
+    data = _session(recipe, listener).prepare(progress=listener.preparing)
+    checkpoints.require_continuing(found, recipe, GlobalBatchLoader(data.train, recipe))
+    if data.tokenizer is None:
+        return []
+    data.tokenizer.save(made)
+    return [f"tokenizer={made}"]
 
 
 def _newest(folder: RunFolder) -> Checkpoint | None:
