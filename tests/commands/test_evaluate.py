@@ -83,6 +83,8 @@ def test_what_is_no_whole_model_is_evaluated_by_its_checkpoints(tiny, data, run,
         assert status == 0, error
         assert json.loads(out)["eval_loss"] == pytest.approx(by_step[step], rel=1e-6)
         assert f"evaluating step {step} of 4, by {folder}/checkpoints/step-0000000{step}" in error
+    if fields.get("trainable"):  # an adapter's own folder is its run's
+        assert run("evaluate", folder / "model") == run("evaluate", folder)
     (data / "other.jsonl").write_text((json.dumps({"text": "over the lazy dog"}) + "\n") * 6)
     status, out, error = run("evaluate", folder, f"data.source={data / 'other.jsonl'}")
     assert (status, "(6 samples" in out) == (0, True), (out, error)
@@ -98,6 +100,8 @@ def test_a_run_that_did_not_end_is_evaluated_by_its_newest_checkpoint(tiny, data
     assert run("evaluate", folder)[1].startswith(f"{folder}/model: ")
     other = ("evaluate", folder, f"data={data / 'other.txt'}", "seq_len=8", "--json")
     (data / "other.txt").write_text(WORDS * 9)
+    (data / "short.txt").write_text(WORDS)
+    assert "(1 sample, 18 tokens" in run("evaluate", folder / "model", f"data={data / 'short.txt'}")[1]
     by_model = json.loads(run(*other)[1])
     shutil.rmtree(folder / "model")
     assert json.loads(run("evaluate", folder, "--json")[1])["eval_loss"] == pytest.approx(whole["eval_loss"], rel=1e-6)

@@ -449,8 +449,9 @@ def test_image_folders_that_cannot_serve(tmp_path: Path) -> None:
 
 def test_too_short_and_too_long(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("few words")
+    few = recipe(tmp_path, data=str(tmp_path / "a.txt"), seq_len=64)
     with pytest.raises(DataError, match=r"seq_len: .* has \d+ training tokens, fewer than one sequence of 64; write"):
-        prepare(recipe(tmp_path, data=str(tmp_path / "a.txt"), seq_len=64), FACTS)
+        GlobalBatchLoader(prepare(few, FACTS).train, few)
     with pytest.raises(Refused, match="seq_len: 65 exceeds the model's 64 positions; write seq_len=64"):
         prepare(recipe(tmp_path, data="dummy", seq_len=65), FACTS)
     unpacked = {"source": "dummy", "packing": False}

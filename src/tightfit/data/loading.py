@@ -35,7 +35,10 @@ class GlobalBatchLoader:
 
     def __init__(self, samples: Samples, recipe: Recipe, drop_last: bool = False) -> None:
         """`recipe.micro_batch_size` must be resolved. drop_last: leave smaller global batches out. Raises DataError for
-        fewer samples than a global batch."""
+        fewer tokens than a packed sample has, and fewer samples than a global batch."""
+        if isinstance(samples, Packed) and (tokens := len(samples.stream)) < recipe.seq_len:
+            raise DataError(f"seq_len: {recipe.data.source} has {tokens:,} training tokens, fewer than one sequence of "
+                            f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")
         if len(samples) < recipe.batch_size:
             packed, instead = "", "or more data"
             if isinstance(samples, Packed):

@@ -231,10 +231,6 @@ def _from_fields(
             raise DataError(f"{LABEL}: {split.corpus.name} has {count} classes{alone}{numbered} and the model "
                             f"{facts.num_labels}; {'number them from 0, or ' * gaps}write num_labels={classes}")
     packed = task.packs and recipe.data.packing
-    tokens = len(train.streams[TEXT])
-    if packed and tokens < recipe.seq_len:
-        raise DataError(f"seq_len: {split.corpus.name} has {tokens:,} training tokens, fewer than one sequence of "
-                        f"{recipe.seq_len:,}; write seq_len={tokens} or less, or more data")
     if not something_to_learn(task, train, tokenizer):
         why = "each is empty or holds special tokens only; write data=<documents with text>"
         if LOSS_MASK in train.streams:

@@ -64,6 +64,8 @@ def evaluate(words: Sequence[str], listener: Listener) -> Evaluated:
     path = Path(name)
     if "/" in name and path.parent.is_dir() and not path.exists():
         raise RecipeError(f"{name}: there is no such folder; name a run's, or a saved model's")
+    if path.name == MODEL and (path.parent / RECIPE).is_file() and not _is_whole(path):
+        path = path.parent  # for an adapter, or a module's weights, its run says the rest
     named = (path / checkpoints.MANIFEST).is_file()
     run = path.resolve().parent.parent if named else path
     if not (run / RECIPE).is_file():
