@@ -397,7 +397,7 @@ def test_a_folder_whose_name_tokenizers_cannot_write_is_refused_before_anything_
 @pytest.mark.parametrize(("written", "noted"), [({}, []), ({"per_device_eval_batch_size": 16, "do_train": True},
                                                             ["do_train, per_device_eval_batch_size"]),
     ({"optim": "adamw_bnb_8bit"}, []), ({"save_strategy": "epoch"}, []),
-    ({"optim": "paged_adamw_32bit"}, ["paging of the optimizer, which is bitsandbytes' own (write offload=host)"]),
+    ({"optim": "paged_adamw_32bit"}, ["paging of the optimizer, which is bitsandbytes' own (write offload=auto)"]),
 ])
 def test_arguments_without_effect_are_named_where_they_are_no_defaults(recipe, written, noted):
     own = {field: recipe[field] for field in ("vocab_size", "seq_len", "output_dir", "device")}

@@ -274,6 +274,15 @@ def test_a_host_of_unknown_memory_is_one_that_is_usual_or_the_smallest_that_does
     assert (2 / 3 if gib > 32 else 0) * gib * GIB < plan.chosen.estimate.memory.host < gib * GIB
 
 
+def test_a_recipe_that_pins_all_to_the_gpu_is_told_of_a_larger_host_too_where_that_is_assumed():
+    pins = {"offload": "none", "micro_batch_size": 1, "checkpointing": "none"}
+    assumed, known = (chosen(2e9, 10, host_gib=gib, **pins).answers.smallest_change_text for gib in (0, 24))
+
+    assert assumed.startswith("The smallest that makes it fit: offload=auto (what does not fit waits in the host's ")
+    assert assumed.endswith("of 48.0 GiB assumed).")  # where twice the card's memory and a usual size are 32
+    assert "offload=auto" not in known
+
+
 class Wider(Streamed):
     """A step that keeps 4 GiB on the device beside all that is offloaded, twice that where weights are of 32 bits."""
 

@@ -89,10 +89,16 @@ def _with(exploration: Exploration, least: Evaluated, saving: Saving) -> Change 
             except Refused:
                 return None
         found = exploration.evaluate_one(changed, f"whether {text} would do")
+    also = ""
+    if found is not None and device.host_assumed and found.estimate.memory.host_missing:
+        device = device.in_machine_with(found.estimate.memory.host_needed)
+        found = exploration.in_machine_of(device, found)
     if found is None or not found.fit_rank.is_safe:
         return None
+    if found.estimate.memory.host_by_category:
+        also = f", {size(found.estimate.memory.host)} of {size(device.host_bytes)}" + " assumed" * device.host_assumed
     numerics = [change for change in space.numerics(found.recipe) if change.partition("=")[0] != saving.field]
-    also = f"; with {' and '.join(numerics)}, which changes numerics" if numerics else ""
+    also += f"; with {' and '.join(numerics)}, which changes numerics" if numerics else ""
     return Change(text=text, why=saving.why + also, estimate=found.estimate)
 
 

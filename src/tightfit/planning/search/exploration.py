@@ -140,10 +140,13 @@ class Exploration:
         if not needed or not self.device.host_assumed:
             return False
         before, self.device = self.device, self.device.in_machine_with(min(needed))
-        for pair, found in self.found.items():
-            memory = beside_host(found.estimate.memory, self.device, self.margin)
-            self.found[pair] = replace(found, estimate=replace(found.estimate, memory=memory))
+        self.found = {pair: self.in_machine_of(self.device, found) for pair, found in self.found.items()}
         return self.device != before
+
+    def in_machine_of(self, device: Device, found: Evaluated) -> Evaluated:
+        """What was evaluated, as its host memory fits that of the machine of an equal device."""
+        memory = beside_host(found.estimate.memory, device, self.margin)
+        return replace(found, estimate=replace(found.estimate, memory=memory))
 
     def count(self, recipe: Recipe, text: str) -> None:
         """Report a recipe that is to be traced as `text`, and count it. Raises TraceBudgetExceeded where that is too

@@ -176,7 +176,7 @@ def without_effect(kept: Mapping[str, Any]) -> str:
     if kept.get(sft.UNREAD) is False:
         named[named.index(sft.UNREAD)] += " (of conversations the assistant's turns alone are learned)"
     if str(kept.get("optim")).startswith("paged_"):
-        named.append("paging of the optimizer, which is bitsandbytes' own (write offload=host)")
+        named.append("paging of the optimizer, which is bitsandbytes' own (write offload=auto)")
     return f"hugging_face: without effect here: {', '.join(named)}" if named else ""
 
 
