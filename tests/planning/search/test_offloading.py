@@ -16,6 +16,7 @@ from tightfit.planning.search.budget import TraceBudget
 from tightfit.planning.search.choose import choose
 from tightfit.planning.search.evaluate import Evaluated, InProcess
 from tightfit.planning.search.exploration import Exploration
+from tightfit.planning.search.host_demand import host_holds, too_much_for_host
 from tightfit.planning.search.host_memory import worth_filling
 from tightfit.planning.search.neighbors import usual_precision
 from tightfit.planning.search.search import search
@@ -281,6 +282,24 @@ def test_a_recipe_that_pins_all_to_the_gpu_is_told_of_a_larger_host_too_where_th
     assert assumed.startswith("The smallest that makes it fit: offload=auto (what does not fit waits in the host's ")
     assert assumed.endswith("of 48.0 GiB assumed).")  # where twice the card's memory and a usual size are 32
     assert "offload=auto" not in known
+
+
+@pytest.mark.parametrize(("lacks", "left"), [(2, [1, 2]), (12, [])])
+def test_what_proved_too_much_for_the_host_leaves_smaller_sweeps(lacks, left):
+    """64 samples with 4 GiB of activations: at 4 a micro-batch all go through the blocks together, at 2 eight do."""
+    space = Space(Recipe.from_dict({**FIELDS, "precision": "bf16", "optimizer": "adamw"}), CARD.in_machine_with(48))
+    exploration = Exploration(space, InProcess(None), TraceBudget(limit=9), margin=Margin())
+    choice = next(choice for choice in space.combinations if space.value(choice, "offload").shares.activations
+                  and space.value(choice, "checkpointing").name == "every-block")
+    keeps_more = space.with_value(choice, "checkpointing", space.values["checkpointing"][0])
+    exploration.found[choice, 16] = evaluated(host_missing=lacks * GIB)
+    lacking = too_much_for_host(exploration)
+
+    assert len(lacking) == 1
+    assert host_holds(exploration, choice, [1, 2, 4, 16, 64], lacking) == left
+    assert set(host_holds(exploration, keeps_more, [1, 2, 4, 16, 64], lacking)) < {1, 2, 4}
+    exploration.found.clear()
+    assert too_much_for_host(exploration) == []
 
 
 class Wider(Streamed):

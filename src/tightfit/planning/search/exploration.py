@@ -53,6 +53,8 @@ class Exploration:
         """Whether the search came to its own end, and not to Ctrl-C's."""
         self.follow_ups: list[tuple[Device, Evaluated]] = []
         """Evaluations for answers beside the choice, with the device that each is for."""
+        self.samples_together: dict[Pair, int] = {}
+        """Samples that go through the blocks together, by the techniques that decide it and the micro-batch."""
         self._forecasts: Forecasts | None = None
 
     @property

@@ -8,6 +8,7 @@ from tightfit.planning.costs import FitRank
 from tightfit.planning.host_shares import KINDS, fill_device
 from tightfit.planning.search.evaluate import Evaluated
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
+from tightfit.planning.search.host_demand import host_demand
 from tightfit.planning.search.probes import ruled_out
 from tightfit.planning.search.space import Combination
 from tightfit.planning.search.wording import choices_text
@@ -32,8 +33,8 @@ def filled(exploration: Exploration, best: Pair | None) -> list[Pair]:
 
 
 def least_host_memory(exploration: Exploration, choices: Collection[Combination]) -> list[Pair]:
-    """The pair likeliest to need least of a host's memory, of some combinations that the device holds, where that
-    memory is too small for something."""
+    """The combination likeliest to need least of a host's memory, of some that the device holds, where that memory is
+    too small for something: at the largest micro-batch, and where fewer samples go through the blocks together."""
     space, found = exploration.space, exploration.found
     known = any(each.estimate.memory.host_missing for each in found.values())
     if not known and not exploration.device.host_assumed:
@@ -45,13 +46,17 @@ def least_host_memory(exploration: Exploration, choices: Collection[Combination]
     for choice in (choice for choice in offloading if choice not in exploration.refused):
         sizes = [size for size in exploration.sizes if (choice, size) not in too_large]
         if sizes := exploration.fitting(exploration.forecasts.of(choice).expected, sizes, FitRank.SAFE):
-            fitting[choice] = sizes[-1]
+            fitting[choice] = sizes
     if not fitting:
         return []
     offloaded = {choice: round(space.offloaded_bytes_per_parameter(choice), 1) for choice in fitting}
     fewest = [choice for choice in fitting if offloaded[choice] == min(offloaded.values())]
     least = space.least_memory(fewest, in_all=True)
-    return [(least, fitting[least])]
+    pairs = [(least, size) for size in reversed(fitting[least])]
+    device, states = exploration.device, space.offloaded_bytes_per_parameter(least) * exploration.forecasts.parameters
+    if device.host_assumed or states > device.host_bytes:  # which grows to what is fast, or is too small for any
+        return pairs[:1]
+    return list(dict.fromkeys([pairs[0], min(pairs, key=lambda pair: host_demand(exploration, pair))]))
 
 
 def _nearly_as_fast(exploration: Exploration, best: Pair) -> list[Pair]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from tightfit.planning.costs import FitRank
@@ -10,6 +10,7 @@ from tightfit.planning.defaults import default_micro_batch
 from tightfit.planning.search.choose import choose, speed_to_beat
 from tightfit.planning.search.exploration import CLOCK_ERROR, Exploration, Pair
 from tightfit.planning.search.forecast import FieldValue
+from tightfit.planning.search.host_demand import HostDemand, host_holds, too_much_for_host
 from tightfit.planning.search.space import Combination
 
 NO_GAIN = 0.03
@@ -52,27 +53,30 @@ def probes_of(exploration: Exploration, choices: Sequence[Combination], worst: F
         worst = exploration.found[best].fit_rank
         if exploration.has_room(best):
             choices = [choice for choice in choices if not space.needs_by_block(choice)]
-    to_beat = speed_to_beat(exploration, best)
-    probes = (_probe(exploration, choice, worst) for choice in choices)
+    to_beat, lacking = speed_to_beat(exploration, best), too_much_for_host(exploration)
+    probes = (_probe(exploration, choice, worst, lacking) for choice in choices)
     return [probe for probe in probes if probe is not None and probe.speed > to_beat(space.level(probe.choice))]
 
 
-def _probe(exploration: Exploration, choice: Combination, worst: FitRank) -> Probe | None:
-    """The micro-batch at which to evaluate a combination next; None where it fits nowhere or is dominated."""
-    if choice in exploration.refused or ruled_out(exploration, choice) or _lacks_host_memory(exploration, choice):
+def _probe(
+    exploration: Exploration, choice: Combination, worst: FitRank, lacking: Collection[HostDemand]
+) -> Probe | None:
+    """The micro-batch at which to evaluate a combination next; None where it fits nowhere or is dominated. lacking: as
+    `too_much_for_host`."""
+    if choice in exploration.refused or ruled_out(exploration, choice):
         return None
     known = {micro: found.fit_rank <= worst for (other, micro), found in exploration.found.items() if other == choice}
     above = max((micro for micro, fits in known.items() if fits), default=0)
     below = min((micro for micro, fits in known.items() if not fits and micro > above), default=1 << 62)
     forecast, batch = exploration.forecasts.of(choice), exploration.space.samples_per_device
-    sizes = exploration.sizes
+    sizes = host_holds(exploration, choice, exploration.sizes, lacking)
     if exploration.space.needs_by_block(choice):  # of smaller ones a sweep holds so many that a trace takes long
         usual = default_micro_batch(exploration.space.recipe, exploration.device)
         sizes = [micro for micro in sizes if 4 * micro >= usual] or sizes
     open_sizes = [micro for micro in sizes  # a step's only micro-batch finds no gradients
                   if above < micro and micro not in known and (micro < below or micro == batch)]
     possible = exploration.fitting(forecast.optimistic, open_sizes, worst)
-    if not possible or _preferred_serves(exploration, choice, worst):
+    if not possible or _preferred_serves(exploration, choice, worst, lacking):
         return None
     largest = exploration.space.recipe_for(choice, possible[-1])
     together = largest.accumulation != "auto" and largest.accumulation.by_block  # the fewer the better, and as copied
@@ -87,13 +91,16 @@ def _probe(exploration: Exploration, choice: Combination, worst: FitRank) -> Pro
     return Probe(choice, micro, speed, micro in expected, forecast.unknown)
 
 
-def _preferred_serves(exploration: Exploration, choice: Combination, worst: FitRank) -> bool:
+def _preferred_serves(
+    exploration: Exploration, choice: Combination, worst: FitRank, lacking: Collection[HostDemand]
+) -> bool:
     """Whether a setting of one of its techniques that is never slower is likely to fit, and there about as fast as at
     the largest micro-batch at which the combination itself is likely to fit."""
     batch = exploration.space.samples_per_device
 
     def largest(of: Combination) -> int:
-        return max(exploration.fitting(exploration.forecasts.of(of).expected, exploration.sizes, worst), default=0)
+        sizes = host_holds(exploration, of, exploration.sizes, lacking)
+        return max(exploration.fitting(exploration.forecasts.of(of).expected, sizes, worst), default=0)
 
     own = max(largest(choice), 1)
     for other in exploration.space.preferred(choice):
@@ -101,19 +108,6 @@ def _preferred_serves(exploration: Exploration, choice: Combination, worst: FitR
         if micro and seconds(micro, batch) <= (1 + CLOCK_ERROR) * seconds(own, batch):
             return True
     return False
-
-
-def _lacks_host_memory(exploration: Exploration, choice: Combination) -> bool:
-    """Whether the host's memory is too small for a combination at any micro-batch: by what is declared of weights,
-    gradients and states, for it and the device together, or as one was traced that keeps no more of them there."""
-    space, device = exploration.space, exploration.device
-    offloaded = space.offloaded_bytes_per_parameter(choice)
-    if not offloaded or not device.host_bytes:
-        return False
-    held = (space.bytes_per_parameter(choice) + offloaded) * exploration.forecasts.parameters
-    lacking = (other for (other, _), found in exploration.found.items() if found.estimate.memory.host_too_small)
-    return held > device.memory_bytes + device.host_bytes or any(
-        space.offloaded_bytes_per_parameter(other) <= offloaded for other in lacking)
 
 
 def ruled_out(exploration: Exploration, choice: Combination) -> bool:
